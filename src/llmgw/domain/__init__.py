@@ -1,0 +1,1 @@
+"""Pure decisions on frozen values: no clock, no I/O, no threads. `now` is always an argument."""

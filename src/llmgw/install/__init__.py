@@ -1,0 +1,1 @@
+"""Choose, resolve, fetch, unpack, prove, mark: shared by engines and by llmgw itself."""

@@ -1,0 +1,1 @@
+"""The certificate authority and the identities it signs."""

@@ -1,0 +1,1 @@
+"""Inference engines as plugins of the entry-point group `llmgw.providers`."""

@@ -1,0 +1,1 @@
+"""`llmgw server`: the control process. It decides; it never stands between a client and a token."""

@@ -1,0 +1,1 @@
+"""One long-lived socket per agent: JSON lines over mutual TLS."""
