@@ -1,0 +1,120 @@
+"""The two processes of `llmgw up`: their files, their start, their end."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import time
+from pathlib import Path
+
+import yaml
+
+from llmgw.errors import LlmgwError
+from llmgw.system.commands import Daemon, start_daemon
+from llmgw.system.files import make_dir, read_text, write_atomic
+from llmgw.system.selfexec import own_argv, own_env
+from llmgw.up.choice import ENGINE, Choice
+
+
+class Parts:
+    """Server and agent of one state directory. `stop()` ends both and the engines."""
+
+    def __init__(self, state: Path, listen: str) -> None:
+        self.state = state
+        self.listen = listen
+        self.url = f"http://{listen}"
+        self.token_file = state / "server" / "admin.token"
+        self._running: dict[str, Daemon] = {}
+
+    def configure(self, choice: Choice) -> None:
+        """Write both configuration files and the context for `llmgw ctl`."""
+        for name in ("server", "agent", "engines", "weights"):
+            make_dir(self.state / name, 0o700)
+        agents = f"127.0.0.1:{_free_port()}"
+        server = {
+            "agents": {"listen": agents},
+            "http": {"listen": self.listen, "admin_token_file": str(self.token_file)},
+            "state": str(self.state / "server" / "state.db"),
+            "engines": {ENGINE: {"version": choice.version}},
+            "sources": [choice.source],
+        }
+        agent = {
+            "server": f"http://{agents}",
+            "node_id": "this-machine",
+            "mgmt_addr": "127.0.0.1",
+            "heartbeat_interval": "1s",
+            "reconnect_base": "200ms",
+            "reconnect_max": "2s",
+            "engines_dir": str(self.state / "engines"),
+            "weights_dir": str(self.state / "weights"),
+            "supervisor": {"work_dir": str(self.state / "agent"), "stop_timeout": "15s"},
+        }
+        context = {"server": self.url, "token_file": str(self.token_file)}
+        ctl = {"current-context": "up", "contexts": {"up": context}}
+        for name, content in (("server.yaml", server), ("agent.yaml", agent), ("ctl.yaml", ctl)):
+            write_atomic(self.state / name, yaml.safe_dump(content, sort_keys=False).encode(), 0o600)
+
+    def start(self, part: str, *options: str) -> None:
+        """Start `server` or `agent`; its log goes to `PART.log` in the state directory."""
+        log = str(self.state / f"{part}.log")
+        argv = [*own_argv(), part, "-c", str(self.state / f"{part}.yaml"), *options]
+        self._running[part] = start_daemon(argv, env=own_env(), log_path=log)
+        pids = {name: daemon.pid for name, daemon in self._running.items()}
+        write_atomic(self.state / "pids.json", json.dumps(pids).encode(), 0o600)
+
+    def check(self) -> None:
+        """Make sure that both parts still run.
+
+        Raises:
+            LlmgwError: one has ended; carries its last line.
+        """
+        for part, daemon in self._running.items():
+            if daemon.poll() is not None:
+                raise LlmgwError(f"`llmgw {part}` has ended", cause=self.last_line(part), hint=self._see(part))
+
+    def last_line(self, part: str) -> str:
+        """The last line that says an error in a part's log, else the last line."""
+        lines = [line for line in (read_text(self.state / f"{part}.log") or "").splitlines() if line.strip()]
+        errors = [line for line in lines if line.startswith("error:")]
+        return (errors or lines or ["it wrote nothing"])[-1].removeprefix("error: ")
+
+    def stop(self) -> None:
+        """End the agent with its engines first, then the server with its gateways; SIGKILL for what outstays."""
+        for part, patience_s in (("agent", 30.0), ("server", 15.0)):
+            daemon = self._running.pop(part, None)
+            if daemon is None:
+                continue
+            daemon.terminate()
+            if daemon.wait(patience_s) is None:
+                daemon.kill()
+                daemon.wait(5.0)
+        (self.state / "pids.json").unlink(missing_ok=True)
+
+    def sweep(self) -> None:
+        """End parts that an `llmgw up` which was killed has left behind. Only processes that name this directory."""
+        try:
+            pids = json.loads(read_text(self.state / "pids.json") or "{}")
+        except ValueError:
+            pids = {}
+        for part in ("agent", "server"):
+            pid = pids.get(part)
+            if isinstance(pid, int) and self._is_ours(pid):
+                os.kill(pid, signal.SIGTERM)
+                deadline = time.monotonic() + 20
+                while self._is_ours(pid) and time.monotonic() < deadline:
+                    time.sleep(0.05)
+
+    def _is_ours(self, pid: int) -> bool:
+        command = read_text(Path(f"/proc/{pid}/cmdline")) or ""
+        return f"{self.state}/" in command and "-c" in command.split("\0")
+
+    def _see(self, part: str) -> str:
+        return f"its log is `{self.state / f'{part}.log'}`"
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
