@@ -102,9 +102,24 @@ class HttpError(LlmgwError):
 
 
 class FetchError(LlmgwError):
-    """A download failed or its bytes are not the ones that were announced."""
+    """A download failed or its bytes are not the ones that were announced.
+
+    `retry_after_s` is set when the server said when to come back.
+    """
 
     code = "fetch-failed"
+
+    def __init__(
+        self, message: str, *, cause: str = "", hint: str = "", code: str = "", retry_after_s: float | None = None
+    ) -> None:
+        super().__init__(message, cause=cause, hint=hint, code=code)
+        self.retry_after_s = retry_after_s
+
+
+class FetchStopped(FetchError):
+    """A download was told to stop. What came so far is kept."""
+
+    code = "fetch-stopped"
 
 
 class DigestMismatch(FetchError):

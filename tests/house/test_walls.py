@@ -1,4 +1,4 @@
-"""The walls stand where docs/architecture.md says: import contracts, thin files, apps that load nothing they do not need."""
+"""The walls stand where docs/architecture.md says: import contracts, thin files, apps that load only what they need."""
 
 import subprocess
 import sys
@@ -34,7 +34,8 @@ try:
     main()
 except SystemExit:
     pass
-print(*[m for m in sys.modules if m.startswith(("llmgw.server", "llmgw.agent", "llmgw.gateway", "llmgw.install", "llmgw.probe"))])
+heavy = tuple("llmgw." + room for room in ("server", "agent", "gateway", "install", "probe"))
+print(*[m for m in sys.modules if m.startswith(heavy)])
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == ""

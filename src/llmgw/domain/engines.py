@@ -135,6 +135,8 @@ class Check:
         timeout_s: the program and all it started are killed after this.
         serves: True when the program is a server: it is started on `{port}`, `health_path` is awaited, one completion
             asked for at `probe_path` with `probe_body`, then it is stopped.
+        quick: repeated at every re-check, not only at the proof of an installation.
+        only_with, only_without: the check is for builds that have (or have not) this file in their directory.
     """
 
     title: str
@@ -147,6 +149,9 @@ class Check:
     health_path: str = "/health"
     probe_path: str = ""
     probe_body: str = ""
+    quick: bool = False
+    only_with: str = ""
+    only_without: str = ""
 
 
 @frozen
@@ -197,8 +202,26 @@ class NamedEngine:
 
 
 @frozen
+class NamedProbe:
+    """How a named engine is seen to run.
+
+    Args:
+        binary: absolute path of the program the configuration names.
+        checks: programs that must be seen to succeed; the first one prints the version.
+        version: regex (multi-line, searched in what the first check printed) whose first group is the version.
+    """
+
+    binary: str
+    checks: tuple[Check, ...]
+    version: str
+
+
+@frozen
 class InstalledEngine:
-    """An engine that was seen to run: what a launch needs to know. `dir` is "" and `settings` set for a named one."""
+    """An engine that was seen to run: what a launch needs to know. `dir` is "" and `settings` set for a named one.
+
+    `passed_over` says why a better build was not taken, "" when the best one was.
+    """
 
     name: str
     version: str
@@ -206,6 +229,7 @@ class InstalledEngine:
     dir: str
     binary: str
     settings: Mapping[str, str] = field(factory=dict)
+    passed_over: str = ""
 
 
 @frozen
@@ -257,6 +281,7 @@ class Launch:
         health_timeout_s: longer than the engine's own answer takes.
         key_path: GET on it needs the replica's key: proves that the process is ours.
         term_twice: the engine leaves at once on a second SIGTERM.
+        key_env: environment variable that must hold the replica's key, for engines that read no key file; "" for none.
     """
 
     argv: tuple[str, ...]
@@ -266,3 +291,4 @@ class Launch:
     health_timeout_s: float = 5.0
     key_path: str = ""
     term_twice: bool = False
+    key_env: str = ""

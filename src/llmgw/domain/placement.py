@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 from attrs import frozen
+
+from llmgw.domain.engines import EngineSpec, EngineState, EngineStatus
+from llmgw.domain.estimate import estimate, find_weights
+from llmgw.domain.facts import Truth, WeightsFile
+from llmgw.domain.islands import islands
+from llmgw.domain.profiles import Profile
+from llmgw.domain.report import NodeView, Presence
+from llmgw.domain.room import NoRoom, Taken, find_room
 
 
 @frozen
@@ -37,3 +47,194 @@ class Placement:
     engine_version: str
     words: str
     refused: tuple[NodeRefusal, ...] = ()
+    memory_bytes: int | None = None
+
+
+@frozen
+class Claim:
+    """What a replica placed earlier takes on a node.
+
+    Args:
+        memory_bytes: by estimate; None when unknown.
+        settled: its engine is up, so the node's readings already count its memory.
+        leaving: it stops before the replica in question starts, so what it takes counts as free.
+    """
+
+    replica_id: str
+    profile: str
+    node_id: str
+    gpus: tuple[str, ...] = ()
+    memory_bytes: int | None = None
+    settled: bool = False
+    leaving: bool = False
+
+
+@frozen
+class _Fit:
+    """A node that can take the replica, and what decides between several."""
+
+    node: NodeView
+    gpus: tuple[str, ...]
+    engine_version: str
+    memory_bytes: int | None
+    holds_weights: bool
+    same_profile: int
+    load: int
+    words: str
+
+
+_EMPTY_FLEET = (
+    "no node has ever connected: start `llmgw agent` on a machine whose agent.yaml names this server under `server`"
+)
+
+
+def place(
+    profile: Profile,
+    spec: EngineSpec | None,
+    fleet: Sequence[NodeView],
+    claims: Sequence[Claim] = (),
+    formats: Sequence[str] | None = None,
+) -> Placement | Refusal:
+    """Choose the node for one replica of `profile`, or say for every node why it is not that one.
+
+    Filters, in this order: connected and fresh, probed, not draining, engine ready at the wanted version, labels,
+    model, memory free now, devices free. Among the nodes left: holds the weights, fewest replicas of this profile,
+    fewest replicas at all, lowest id. Whatever a node has not said (memory, size of the weights) never refuses it.
+
+    Args:
+        profile: what is to be served.
+        spec: the engine the server wants on nodes, None when the configuration does not name it.
+        fleet: the nodes as they are now (presence judged by the caller).
+        claims: replicas placed already.
+        formats: weights formats the engine reads, None when not known.
+    """
+    if not fleet:
+        return Refusal(profile.name, f"no node can run `{profile.name}`: {_EMPTY_FLEET}", ())
+    if profile.nodes > 1:
+        return _refuse_multi_node(profile, fleet)
+    fits: list[_Fit] = []
+    refused: list[NodeRefusal] = []
+    for node in sorted(fleet, key=lambda view: view.node_id):
+        answer = _judge(profile, spec, node, claims, formats)
+        if isinstance(answer, _Fit):
+            fits.append(answer)
+        else:
+            refused.append(answer)
+    if not fits:
+        count = "its only node refuses" if len(refused) == 1 else f"all {len(refused)} nodes refuse"
+        return Refusal(profile.name, f"no node can run `{profile.name}`: {count}", tuple(refused))
+    best = min(fits, key=lambda fit: (not fit.holds_weights, fit.same_profile, fit.load, fit.node.node_id))
+    return Placement(
+        profile.name,
+        best.node.node_id,
+        best.gpus,
+        best.engine_version,
+        best.words,
+        tuple(refused),
+        best.memory_bytes,
+    )
+
+
+def _judge(
+    profile: Profile,
+    spec: EngineSpec | None,
+    node: NodeView,
+    claims: Sequence[Claim],
+    formats: Sequence[str] | None,
+) -> _Fit | NodeRefusal:
+    def no(code: str, words: str) -> NodeRefusal:
+        return NodeRefusal(node.node_id, code, words)
+
+    if node.presence is not Presence.CONNECTED or node.report is None:
+        return no("not-connected", node.presence_words)
+    if node.report.probed_at is None:
+        return no("not-probed", "has not finished probing")
+    if node.draining:
+        return no("draining", "is draining: it takes no new replicas")
+    engine = usable_engine(profile.engine, spec, node)
+    if isinstance(engine, NodeRefusal):
+        return engine
+    labels = label_words(profile.node_selector, node)
+    if labels:
+        return no("label", f"{labels} for `{profile.name}`")
+    weights = find_weights(profile.model, node.report.weights)
+    model = _model_words(profile, weights, formats)
+    if model:
+        return no(*model)
+    need = estimate(profile, weights)
+    on_node = [claim for claim in claims if claim.node_id == node.node_id]
+    taken = [Taken(claim.gpus, claim.memory_bytes, claim.settled, claim.leaving) for claim in on_node]
+    room = find_room(profile, need, engine.build, node, taken)
+    if isinstance(room, NoRoom):
+        return no(room.code, room.words)
+    return _Fit(
+        node,
+        room.gpus,
+        engine.version or "",
+        need.memory_bytes,
+        weights is not None,
+        sum(claim.profile == profile.name and not claim.leaving for claim in on_node),
+        sum(not claim.leaving for claim in on_node),
+        "; ".join(part for part in ("holds the weights" if weights else "", room.words) if part),
+    )
+
+
+def usable_engine(name: str, spec: EngineSpec | None, node: NodeView) -> EngineStatus | NodeRefusal:
+    """The node's engine `name` when it was seen to run there at the wanted version, else the node's own words."""
+
+    def no(code: str, words: str) -> NodeRefusal:
+        return NodeRefusal(node.node_id, code, words)
+
+    said = [status for status in (node.report.engines if node.report else ()) if status.name == name]
+    for status in said:
+        if status.usable and status.state is EngineState.NAMED:
+            return status
+        if status.usable and status.state is EngineState.READY and spec is not None and status.version == spec.version:
+            return status
+    outside = label_words(spec.node_selector, node) if spec is not None else ""
+    if not said:
+        if spec is None:
+            return no("engine-unknown", f"no engine `{name}`: name it under `engines` in server.yaml or agent.yaml")
+        if outside:
+            return no("engine-elsewhere", f"{outside} for engine `{name}`")
+        return no("engine-absent", f"has no engine `{name}`, and has not said why")
+    last = max(said, key=lambda status: status.since)
+    if last.state is EngineState.READY and last.usable:
+        wanted = f"{spec.version} is wanted" if spec is not None else "it is no longer wanted: name it in server.yaml"
+        return no("engine-version", f"engine `{name}` is {last.version or 'of unknown version'}, {wanted}")
+    return no(f"engine-{last.state.value}", last.words)
+
+
+def label_words(selector: Mapping[str, str], node: NodeView) -> str:
+    """Which label of `selector` the node lacks or has otherwise; empty when all match."""
+    labels = node.facts.labels if node.facts is not None else {}
+    for key, wanted in sorted(selector.items()):
+        if key not in labels:
+            return f"has no label `{key}`, `{wanted}` is wanted"
+        if labels[key] != wanted:
+            return f"label `{key}` is `{labels[key]}`, `{wanted}` is wanted"
+    return ""
+
+
+def _model_words(
+    profile: Profile, weights: WeightsFile | None, formats: Sequence[str] | None
+) -> tuple[str, str] | None:
+    """Code and words when this node's copy of the model, or the model's format, rules the node out."""
+    if weights is not None and weights.complete.value is Truth.NO:
+        return "weights-incomplete", weights.complete.words
+    path = profile.model.split("#", 1)[0]
+    kind = weights.format if weights is not None else "gguf" if path.endswith(".gguf") else None
+    if kind is not None and formats is not None and kind not in formats:
+        reads = " and ".join(formats) or "no known format"
+        return "model-format", f"engine `{profile.engine}` reads {reads}, `{profile.model}` is {kind}"
+    return None
+
+
+def _refuse_multi_node(profile: Profile, fleet: Sequence[NodeView]) -> Refusal:
+    largest = islands(fleet)[0]
+    where = f"fabric `{largest.fabric}`" if largest.fabric else "no fabric"
+    words = (
+        f"no node can run `{profile.name}`: a replica over `nodes: {profile.nodes}` is not supported by this version; "
+        f"the largest island is {len(largest.nodes)} of {len(fleet)} nodes ({where}): write `nodes: 1`"
+    )
+    return Refusal(profile.name, words, ())

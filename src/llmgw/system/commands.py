@@ -19,7 +19,10 @@ _SPOOL = 65536
 
 @frozen
 class Completed:
-    """What a program did. `code` is negative for a signal, None when it could not be waited for."""
+    """What a program did. `code` is negative for a signal, None when it could not be waited for.
+
+    `pid` is the process's id, free for reuse by others unless `code` is None; None when the runner does not tell.
+    """
 
     argv: tuple[str, ...]
     code: int | None
@@ -27,6 +30,7 @@ class Completed:
     stderr: str
     timed_out: bool = False
     truncated: bool = False
+    pid: int | None = None
 
     def words(self) -> str:
         """How it ended, in words: `exited 3`, `was killed by SIGILL`, `gave no answer in time`."""
@@ -172,7 +176,7 @@ def _collect(
     for pipe in (process.stdin, process.stdout, process.stderr):
         if pipe is not None:
             pipe.close()
-    return Completed(argv, code, out, err, timed_out, truncated)
+    return Completed(argv, code, out, err, timed_out, truncated, process.pid)
 
 
 def _feed(process: subprocess.Popen[bytes], pending: memoryview, selector: selectors.BaseSelector) -> memoryview:

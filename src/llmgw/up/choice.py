@@ -1,5 +1,5 @@
-"""Where the engine and the model of `llmgw up` come from: GitHub and the model hub, or the package index where those are
-out of reach. Chosen once and remembered, so that a second start asks nobody."""
+"""Where the engine and the model of `llmgw up` come from: GitHub and the model hub, or the package index where those
+are out of reach. Chosen once and remembered, so that a second start asks nobody."""
 
 from __future__ import annotations
 

@@ -41,8 +41,8 @@ def default_state() -> Path:
 def command(model: str | None, question: str, once: bool, listen: str, state_dir: Path | None) -> None:
     """Serve one model on this machine: server and agent in one go, on loopback.
 
-    The agent installs an engine and proves that it runs, the weights are fetched, one real question is asked. Ctrl-C stops
-    everything. A second start reuses what is there.
+    The agent installs an engine and proves that it runs, the weights are fetched, one real question is asked. Ctrl-C
+    stops everything. A second start reuses what is there.
     """
     from llmgw.system.files import lock, make_dir
 
