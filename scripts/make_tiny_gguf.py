@@ -4,14 +4,14 @@
     make_tiny_gguf.py OUT.gguf                       about 0.6 MB, chat template, generates whole words for ever
     make_tiny_gguf.py OUT.gguf --stops               answers end by themselves after a few words
     make_tiny_gguf.py OUT.gguf --embedding           an embedding model (mean pooling)
-    make_tiny_gguf.py OUT.gguf --layers 12 --embd 1024 --heads 16 --kv-heads 4 --ff 4096     slow, about 300 MB
+    make_tiny_gguf.py OUT.gguf --layers 12 --embd 1024 --heads 16 --kv-heads 4 --ff 4096   slow, 300 MB
 
 The format is GGUF version 3: header, key-value pairs, tensor infos, then the tensors, each aligned to 32 bytes. The same
 options give the same bytes everywhere.
 
-Random logits would mostly pick single bytes, and a reply that is not UTF-8 makes llama-server answer 500. So component 0
-of the residual stream is held constant (no layer writes it) and column 0 of the output matrix works as a bias per
-token: whole words are likely, everything else is not.
+Random logits would mostly pick single bytes, and a reply that is not UTF-8 makes llama-server answer 500. So
+component 0 of the residual stream is held constant (no layer writes it) and column 0 of the output matrix works as a
+bias per token: whole words are likely, everything else is not.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ import struct
 from collections.abc import Iterator
 from pathlib import Path
 
-WORDS = """a an and as at be by can day do for from go has he her his how in is it its like may more my new no not now of
-on one or our out over people said see she so some than that the their them then there they this time to two up use was
-way we were what when which who will with word work would year yes you your rain tree hill lake bird wind sand
-moon""".split()
+WORDS = """a an and as at be by can day do for from go has he her his how in is it its like may more my new no not
+now of on one or our out over people said see she so some than that the their them then there they this
+time to two up use was way we were what when which who will with word work would year yes you your rain
+tree hill lake bird wind sand moon""".split()
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|start|>{{ message['role'] }}\n{{ message['content'] }}<|end|>\n{% endfor %}"
