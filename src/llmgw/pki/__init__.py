@@ -1,1 +1,1 @@
-"""The certificate authority and the identities it signs."""
+"""Certificates: a small CA of one's own for servers, nodes and operators."""

@@ -204,6 +204,8 @@ class Http:
     def _pool(self, url: str) -> urllib3.PoolManager:
         import urllib3
 
+        if not http_words.is_web_address(url):
+            raise HttpError(f"asking `{http_words.shown(url)}` failed", cause="it is not an http or https address")
         proxy = self._proxy_for(url)
         with self._lock:
             pool = self._pools.get(proxy)
@@ -279,8 +281,6 @@ def _cause(error: BaseException, url: str) -> str:
     peer = http_words.peer(url)
     if isinstance(error, u3.ProxyError):
         error, peer = error.original_error, "the proxy"
-    if isinstance(error, (u3.LocationValueError, u3.URLSchemeUnknown)):
-        return "it is not an http or https address"
     for each in http_words.chain(error):
         if isinstance(each, u3.NameResolutionError):
             return f"the name of {peer} does not resolve"

@@ -27,6 +27,16 @@ def shown(url: str) -> str:
         return "that address"
 
 
+def is_web_address(url: str) -> bool:
+    """Whether a URL is `http` or `https` and has a host."""
+    try:
+        parts = urlsplit(url)
+        _ = parts.port
+    except ValueError:
+        return False
+    return parts.scheme in ("http", "https") and bool(parts.hostname)
+
+
 def peer(url: str) -> str:
     """Host and port of a URL, in backticks."""
     try:

@@ -17,6 +17,7 @@ from llmgw.system.files import read_text, write_atomic
 
 ENGINE = "llama.cpp"
 DEFAULT_VERSION = "b10991"
+INDEX_VERSION = "b10434"
 HUB_MODEL = "hf:Qwen/Qwen2.5-0.5B-Instruct-GGUF@main:qwen2.5-0.5b-instruct-q4_k_m.gguf"
 HUB_NAME = "qwen2.5-0.5b"
 INDEX_MODEL = (
@@ -52,7 +53,6 @@ def choose(
     path: Path,
     asks: Asks,
     origin: Callable[[str], Origin],
-    pinned: str | None,
     model: str | None,
     say: Callable[[str], None],
 ) -> Choice:
@@ -61,12 +61,11 @@ def choose(
     Args:
         path: where the choice is kept.
         origin: where the provider says a version is published.
-        pinned: the newest version the provider has a pinned wheel for, None when it has none.
         model: what the user asked for; None lets `up` choose.
     """
     kept = _read(path)
     if kept is None:
-        version, source = _engine(asks, origin, pinned, say)
+        version, source = _engine(asks, origin, say)
         name, weights = (HUB_NAME, HUB_MODEL) if model else _model(asks, say)
         kept = Choice(version, source, name, weights)
         if not model:
@@ -90,15 +89,13 @@ def _absolute(model: str) -> str:
     return str(Path(model).expanduser().resolve())
 
 
-def _engine(
-    asks: Asks, origin: Callable[[str], Origin], pinned: str | None, say: Callable[[str], None]
-) -> tuple[str, str]:
+def _engine(asks: Asks, origin: Callable[[str], Origin], say: Callable[[str], None]) -> tuple[str, str]:
     where = origin(DEFAULT_VERSION)
     api = os.environ.get("LLMGW_GITHUB_API", "https://api.github.com").rstrip("/")
     why = _why_not(asks, f"{api}/repos/{where.github_repo}/releases/tags/{where.tag}")
-    if why and pinned:
-        say(f"GitHub cannot be used ({why}): taking {ENGINE} {pinned} from the package index instead")
-        return pinned, "pypi"
+    if why and origin(INDEX_VERSION).pypi:
+        say(f"GitHub cannot be used ({why}): taking {ENGINE} {INDEX_VERSION} from the package index instead")
+        return INDEX_VERSION, "pypi"
     return DEFAULT_VERSION, "github"
 
 

@@ -56,16 +56,14 @@ def command(model: str | None, question: str, once: bool, listen: str, state_dir
 
 
 def _serve(state: Path, listen: str, model: str | None, question: str, once: bool, stop: threading.Event) -> None:
-    from llmgw.providers.registry import load_providers
+    from llmgw.providers import registry
     from llmgw.system.http import Http
     from llmgw.up.parts import Parts
 
     watch, parts = Watch(), Parts(state, listen)
     with Http() as http:
         talk = Talk(http, parts, watch, stop)
-        provider = load_providers().providers[ENGINE]
-        pins = provider.origin("").pypi
-        choice = choose(state / "choice.json", talk, provider.origin, pins[0].tag if pins else None, model, watch.line)
+        choice = choose(state / "choice.json", talk, registry.load().get(ENGINE).origin, model, watch.line)
         parts.sweep()
         parts.configure(choice)
         try:

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import Enum
-from typing import Any, TypeVar, get_origin
+from typing import Any, TypeVar, get_args, get_origin
 
 import attrs
 import cattrs
+from cattrs.cols import homogenous_tuple_structure_factory
 
 from llmgw.errors import WireError
 
@@ -18,6 +19,9 @@ T = TypeVar("T")
 
 
 def _strict(value: Any, kind: type) -> Any:
+    # Registered by class, so it is asked about the string enums too.
+    if issubclass(kind, Enum):
+        return _enum(value, kind)
     if type(value) is not kind:
         raise TypeError(f"expected {kind.__name__}, got {type(value).__name__}")
     return value
@@ -39,8 +43,20 @@ def _is_enum(kind: Any) -> bool:
     return isinstance(kind, type) and issubclass(kind, Enum)
 
 
-def _is_scalar(kind: Any) -> bool:
-    return kind in (str, int, bool)
+def _is_tuple(kind: Any) -> bool:
+    return get_origin(kind) is tuple and get_args(kind)[1:] == (Ellipsis,)
+
+
+def _tuple(kind: Any, converter: cattrs.BaseConverter) -> Any:
+    """cattrs iterates over anything: a string would become a tuple of letters."""
+    inner = homogenous_tuple_structure_factory(kind, converter)
+
+    def structure(value: Any, _: Any) -> Any:
+        if type(value) not in (list, tuple):
+            raise TypeError(f"expected a list, got {type(value).__name__}")
+        return inner(value, kind)
+
+    return structure
 
 
 def _is_map(kind: Any) -> bool:
@@ -49,8 +65,11 @@ def _is_map(kind: Any) -> bool:
 
 def _make() -> cattrs.Converter:
     made = cattrs.Converter(forbid_extra_keys=False, omit_if_default=True)
-    made.register_structure_hook_func(_is_scalar, _strict)
-    made.register_structure_hook_func(lambda kind: kind is float, _float)
+    # By class: cattrs has hooks of its own for these, which coerce, and asks no predicate before them.
+    for kind in (str, int, bool):
+        made.register_structure_hook(kind, _strict)
+    made.register_structure_hook(float, _float)
+    made.register_structure_hook_factory(_is_tuple, _tuple)
     made.register_structure_hook_func(_is_enum, _enum)
     made.register_structure_hook_func(_is_map, _string_map)
     made.register_unstructure_hook_func(_is_enum, lambda value: value.value)

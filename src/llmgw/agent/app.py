@@ -1,0 +1,374 @@
+"""`llmgw agent`: the only place where the agent's real clock, runner, links and stores are made."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+import uuid
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import click
+
+from llmgw.errors import LlmgwError, UsageError
+
+if TYPE_CHECKING:
+    from llmgw.agent.session import Session, SessionStatus
+    from llmgw.agent.settings import AgentSettings
+    from llmgw.agent.supervisor import Supervisor
+    from llmgw.system.clock import Clock
+
+_LOG = logging.getLogger("llmgw.agent")
+_DEFAULT = "/etc/llmgw/agent.yaml"
+_STATUS = "status.json"
+_EPOCH = "epoch"
+_LOOK_S = 0.5
+
+
+@click.group("agent", invoke_without_command=True)
+@click.option("-c", "--config", type=click.Path(path_type=Path), default=_DEFAULT, show_default=True, metavar="FILE")
+@click.option("--check", is_flag=True, help="only validate the file, and say what is wrong with it")
+@click.option("--stop-engines", is_flag=True, help="stop the engines too when the agent ends")
+@click.pass_context
+def command(context: click.Context, config: Path, check: bool, stop_engines: bool) -> None:
+    """Run the agent of this node: it installs and proves engines, and runs the replicas the server places here.
+
+    Engines outlive the agent; the next one adopts them.
+    """
+    from llmgw.agent import settings
+
+    if context.invoked_subcommand is not None:
+        context.obj = config
+        return
+    if check:
+        for line in settings.check(config):
+            click.echo(line)
+        return
+    _run(settings.load(config), stop_engines)
+
+
+@command.command("status")
+@click.option("-o", "--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
+@click.pass_obj
+def status_command(config: Path, output: str) -> None:
+    """Say how the agent on this node stands with its server, and why."""
+    from llmgw.agent import settings
+    from llmgw.system.files import read_text
+
+    path = Path(settings.load(config).supervisor.work_dir, _STATUS)
+    text = read_text(path)
+    if text is None:
+        raise UsageError(f"`{path}` is not there", hint="no agent has run with this configuration yet")
+    status = json.loads(text)
+    alive = _alive(int(status["pid"]))
+    if output == "json":
+        click.echo(json.dumps({**status, "running": alive}, indent=2))
+        return
+    click.echo(f"agent   {'running' if alive else 'not running'} (pid {status['pid']}), node `{status['node_id']}`")
+    click.echo(f"server  {status['server'] or '-'}: {status['words']}")
+    if status["last_error"]:
+        click.echo(f"before  {status['last_error']}")
+
+
+def _alive(pid: int) -> bool:
+    from llmgw.system.files import read_text
+
+    return b"agent" in (read_text(Path(f"/proc/{pid}/cmdline")) or "").encode()
+
+
+def _run(config: AgentSettings, stop_engines: bool) -> None:
+    from llmgw.system.clock import RealClock
+    from llmgw.system.files import lock, make_dir
+
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    stop = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stop.set())
+    work_dir = make_dir(Path(config.supervisor.work_dir), 0o700)
+    for words in config.warnings:
+        _LOG.warning("%s", words)
+    with lock(work_dir / "agent.lock", "another llmgw agent"):
+        Agent(config, RealClock(), stop).run(stop_engines)
+
+
+class Agent:
+    """One node's agent: everything made, wired, started, and ended in order.
+
+    Args:
+        stop: set by a signal; `run` then returns.
+    """
+
+    def __init__(self, config: AgentSettings, clock: Clock, stop: threading.Event) -> None:
+        self._config = config
+        self._clock = clock
+        self._stop = stop
+        self._work_dir = Path(config.supervisor.work_dir)
+        self._session: Session | None = None
+
+    def run(self, stop_engines: bool) -> None:
+        """Work until `stop` is set.
+
+        Raises:
+            LlmgwError: the node cannot be looked after, in words.
+        """
+        from llmgw.agent.reporting import Reporting
+        from llmgw.agent.weights import Weights
+        from llmgw.providers import registry as providers
+        from llmgw.system.commands import RealRunner
+        from llmgw.system.http import Http
+
+        host = self._management_address()
+        if host is None:
+            return
+        runner, registry = RealRunner(), providers.load()
+        for problem in registry.problems:
+            _LOG.error("%s", problem.words())
+        with ExitStack() as stack:
+            http = stack.enter_context(Http())
+            local = stack.enter_context(Http(use_proxies=False))
+            probe = self._probe(runner)
+            converge, weights = None, Weights(self._model_dirs(), self._fetch_model(http), self._clock)
+            reporting = Reporting(probe, self._clock, self._standing(), lambda: self._woken(converge))
+            supervisor = self._supervisor(
+                host, registry.providers, lambda n, v: converge and converge.engine(n, v),
+                lambda n: _engine_words(converge, n), weights, local,
+            )  # fmt: skip
+            converge = self._converge(registry, runner, http, local, probe, supervisor)
+            supervisor.start()
+            stack.callback(self._leave, supervisor, stop_engines)
+            converge.start()
+            stack.callback(converge.stop)
+            reporting.start(converge, supervisor)
+            stack.callback(reporting.stop)
+            answers = {
+                "logs": lambda args: _logs(supervisor, args),
+                "recheck": lambda _: converge.recheck_now(),
+                "doctor": lambda _: self._doctor(),
+            }
+            self._session = self._make_session(reporting, converge.set_desired, supervisor, answers)
+            self._session.start()
+            stack.callback(self._session.stop)
+            _LOG.info("node %s: agent started, engines listen on %s", self._config.node_id, host)
+            self._watch(self._session)
+            _LOG.info("node %s: agent ends, engines %s", self._config.node_id, "end too" if stop_engines else "go on")
+
+    def _management_address(self) -> str | None:
+        """Where engines listen; waits until the node has a route. None when told to stop meanwhile."""
+        from llmgw.probe.address import management_address
+
+        config, said, server = self._config, "", self._config.servers[0]
+        while not self._stop.is_set():
+            try:
+                found = management_address(config.mgmt_addr, config.mgmt_interface, server.host, server.port)
+                return found.address if found is not None else "127.0.0.1"
+            except LlmgwError as error:
+                if error.words() != said:
+                    said = error.words()
+                    _LOG.error("waiting for the network: %s", said)
+                self._clock.wait(self._stop, 2.0)
+        return None
+
+    def _model_dirs(self) -> tuple[str, ...]:
+        return (*self._config.model_dirs, self._config.weights_dir)
+
+    def _fetch_model(self, http: Any) -> Any:
+        from llmgw.install.sources import fetch_model
+
+        target = Path(self._config.weights_dir)
+
+        def fetch(source: str, progress: Callable[[int, int | None], None], stop: threading.Event) -> Path:
+            return fetch_model(source, target, http, progress=progress, stop=stop)
+
+        return fetch
+
+    def _probe(self, runner: Any) -> Any:
+        from llmgw.probe.registry import ProbeSettings, Registry
+
+        config = self._config
+        return Registry(
+            ProbeSettings(
+                nvidia_smi=config.discovery.nvidia_smi,
+                ib_root=config.discovery.ib_root,
+                prefer_nvml=config.discovery.prefer_nvml,
+                fabrics=tuple((f.name, f.hcas, f.rate_gbps) for f in config.fabrics),
+                labels=dict(config.labels),
+                mgmt_addr=config.mgmt_addr,
+                mgmt_interface=config.mgmt_interface,
+                server_host=config.servers[0].host,
+                server_port=config.servers[0].port,
+                model_dirs=self._model_dirs(),
+                engines_dir=config.engines_dir,
+                work_dir=config.supervisor.work_dir,
+            ),
+            runner,
+            self._clock,
+        )
+
+    def _supervisor(
+        self, host: str, providers: Any, engine: Any, engine_words: Any, weights: Any, local: Any
+    ) -> Supervisor:
+        from llmgw.agent.supervisor import Supervisor, SupervisorSettings
+
+        config = self._config.supervisor
+        settings = SupervisorSettings(
+            work_dir=self._work_dir,
+            mgmt_host=host,
+            log_lines=config.log_lines,
+            stop_timeout_s=config.stop_timeout_s,
+            health_interval_s=config.health_interval_s,
+            environ=dict(os.environ),
+        )
+        return Supervisor(settings, providers, engine, engine_words, weights, local, self._clock, self._poke)
+
+    def _converge(self, registry: Any, runner: Any, http: Any, local: Any, probe: Any, supervisor: Supervisor) -> Any:
+        from llmgw.agent.converge import Converge
+        from llmgw.install.named import see_named
+        from llmgw.install.packages import NodePackages
+        from llmgw.install.pipeline import Pipeline
+        from llmgw.install.prove import Prover
+        from llmgw.install.sources import fetch_asset, make_source
+        from llmgw.install.store import Store
+
+        prover = Prover(runner, local, self._clock)
+
+        def fetch(asset: Any, dest_dir: Path, *, progress: Any, stop: threading.Event) -> Path:
+            return fetch_asset(asset, dest_dir, http, progress=progress, stop=stop)
+
+        pipeline = Pipeline(
+            Store(Path(self._config.engines_dir), self._clock),
+            lambda text: make_source(text, http),
+            fetch,
+            NodePackages(runner, self._clock),
+            prover,
+            self._clock,
+        )
+
+        def changed() -> None:
+            supervisor.poke()
+            self._poke()
+
+        return Converge(
+            self._config.named,
+            registry,
+            pipeline,
+            lambda wanted, *, quick: see_named(prover, wanted, quick=quick),
+            lambda: probe.facts,
+            lambda: _in_use(supervisor),
+            self._clock,
+            changed,
+        )
+
+    def _make_session(
+        self, reporting: Any, set_engines: Any, supervisor: Supervisor, answers: Mapping[str, Callable[[Any], Any]]
+    ) -> Session:
+        import llmgw
+        from llmgw.agent.session import Session
+        from llmgw.domain.report import Desired
+        from llmgw.probe.host import boot_id
+        from llmgw.probe.tree import Tree
+        from llmgw.system.files import read_text, write_atomic
+        from llmgw.wire.tls import TlsFiles
+
+        config, epoch_file = self._config, self._work_dir / _EPOCH
+        highest = (read_text(epoch_file) or "").strip()
+
+        def obey(desired: Desired) -> None:
+            if desired.epoch != obeyed["epoch"]:
+                obeyed["epoch"] = desired.epoch
+                write_atomic(epoch_file, f"{desired.epoch}\n".encode())
+            set_engines(desired.engines)
+            supervisor.set_desired(desired.replicas, desired.epoch)
+
+        obeyed = {"epoch": int(highest) if highest.isdigit() else 0}
+        tls = config.tls
+        return Session(
+            servers=[str(server) for server in config.servers],
+            node_id=config.node_id,
+            tls=TlsFiles(tls.ca, tls.cert, tls.key) if tls is not None else None,
+            version=llmgw.__version__,
+            boot_id=boot_id(Tree("/")),
+            instance_id=uuid.uuid4().hex,
+            heartbeat_interval_s=config.heartbeat_interval_s,
+            reconnect_base_s=config.reconnect_base_s,
+            reconnect_max_s=config.reconnect_max_s,
+            source=reporting,
+            on_desired=obey,
+            answers=answers,
+            clock=self._clock,
+            highest_epoch=obeyed["epoch"],
+        )
+
+    def _standing(self) -> tuple[Any, ...]:
+        from llmgw.domain.facts import NodeWarning
+
+        return tuple(NodeWarning("agent-config", words, self._clock.now()) for words in self._config.warnings)
+
+    def _woken(self, converge: Any) -> None:
+        if converge is not None:
+            converge.wake()
+        self._poke()
+
+    def _poke(self) -> None:
+        if self._session is not None:
+            self._session.poke()
+
+    def _watch(self, session: Session) -> None:
+        """Until told to stop: keep the status file true, and log each change of it."""
+        said = ""
+        while not self._clock.wait(self._stop, _LOOK_S):
+            said = self._tell(session.status(), said)
+
+    def _tell(self, status: SessionStatus, said: str) -> str:
+        from llmgw.system.files import write_atomic
+
+        content = {
+            "node_id": self._config.node_id,
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "server": status.server,
+            "connected": status.state.value.value,
+            "words": status.state.words,
+            "since": status.since,
+            "last_error": status.last_error,
+        }
+        text = json.dumps(content, indent=1)
+        if text != said:
+            try:
+                write_atomic(self._work_dir / _STATUS, text.encode())
+            except LlmgwError as error:
+                _LOG.error("%s", error.words())
+        return text
+
+    def _doctor(self) -> dict[str, Any]:
+        assert self._session is not None
+        status = self._session.status()
+        return {"session": attrs.asdict(status.state, value_serializer=lambda *a: str(a[2])), "server": status.server}
+
+    def _leave(self, supervisor: Supervisor, stop_engines: bool) -> None:
+        if stop_engines:
+            for words in supervisor.stop_all():
+                _LOG.error("an engine is still there: %s", words)
+        supervisor.detach()
+
+
+def _engine_words(converge: Any, name: str) -> str:
+    statuses = converge.statuses() if converge is not None else ()
+    found = [status.words for status in statuses if status.name == name]
+    return found[0] if found else f"{name} is not among the engines this node was told to have"
+
+
+def _in_use(supervisor: Supervisor) -> set[tuple[str, str]]:
+    return {(s.engine, s.engine_version) for s in supervisor.statuses() if s.engine and s.engine_version}
+
+
+def _logs(supervisor: Supervisor, args: Mapping[str, str]) -> dict[str, Any]:
+    lines = int(args.get("lines", "100"))
+    return {"lines": supervisor.logs(args["replica_id"], lines, previous=args.get("previous") == "true")}

@@ -1,0 +1,50 @@
+"""`llmgw ctl`: the group, and the one place where its clock and HTTP client are made."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from llmgw.ctl.client import Transport
+from llmgw.ctl.lazy import LazyGroup
+from llmgw.ctl.session import Session, connection
+from llmgw.system.clock import RealClock
+
+COMMANDS = {
+    "nodes": ("llmgw.ctl.nodes:nodes", "List nodes and what they say, or describe one"),
+    "engines": ("llmgw.ctl.engines:engines", "List engines: wanted, and as they are on each node"),
+    "profiles": ("llmgw.ctl.profiles:profiles", "List profiles, their states and refusals"),
+    "replicas": ("llmgw.ctl.replicas:replicas", "List replicas and their states"),
+    "apply": ("llmgw.ctl.profiles:apply", "Create or change profiles from YAML files"),
+    "delete": ("llmgw.ctl.profiles:delete", "Delete a profile; its replicas drain and stop"),
+    "explain": ("llmgw.ctl.profiles:explain", "Say why a profile runs where it does, or nowhere"),
+    "logs": ("llmgw.ctl.replicas:logs", "Show the last lines a replica's engine wrote"),
+    "keys": ("llmgw.ctl.keys:keys", "Create, list and delete API keys"),
+    "status": ("llmgw.ctl.status:status", "Show the server, its gateways and what is not well"),
+    "cert": ("llmgw.ctl.certs:cert", "Make and revoke certificates of nodes, servers and operators"),
+}
+
+
+def _dial(ca: str | None) -> Transport:
+    from llmgw.system.http import Http  # imports ssl and, when it asks, urllib3: only when dialing
+
+    return Http(ca_file=ca)
+
+
+class _Group(LazyGroup):
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+    ) -> click.Context:
+        extra.setdefault("obj", Session(RealClock(), _dial))
+        return super().make_context(info_name, args, parent, **extra)
+
+
+@click.group(cls=_Group, table=COMMANDS)
+@connection
+def command() -> None:
+    """Look at a cluster and change it.
+
+    The server is taken from --server, LLMGW_SERVER, ~/.config/llmgw/ctl.yaml, a running `llmgw up`, or
+    http://127.0.0.1:8080.
+    """

@@ -1,0 +1,146 @@
+"""The admin API as a client: plain data in, plain data out, errors in the server's own words."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, Protocol
+from urllib.parse import quote
+
+from llmgw.ctl.contexts import Where
+from llmgw.errors import ApiError, ConfigError, HttpError, Unreachable
+
+BASE = "/api/v1"
+_LIMIT = 64 << 20
+
+
+class Answer(Protocol):
+    """What comes back; any status is an answer."""
+
+    @property
+    def status(self) -> int: ...
+    @property
+    def headers(self) -> Mapping[str, str]: ...
+    @property
+    def body(self) -> bytes: ...
+
+
+class Transport(Protocol):
+    """What the client needs of `system.http.Http`."""
+
+    def request(
+        self,
+        method: str,
+        url: str,
+        *,
+        headers: Mapping[str, str] | None = None,
+        body: bytes | None = None,
+        timeout_s: float = 10.0,
+        connect_timeout_s: float = 5.0,
+        max_bytes: int = 16 << 20,
+    ) -> Answer:
+        """Ask and read the whole answer.
+
+        Raises:
+            HttpError: there was none.
+        """
+        ...
+
+
+class Client:
+    """Talks to one server."""
+
+    def __init__(self, where: Where, http: Transport) -> None:
+        self._where = where
+        self._http = http
+
+    def get(self, *path: str, query: str = "") -> dict[str, Any]:
+        """GET `/api/v1/` + path; each part is percent-encoded.
+
+        Returns:
+            The JSON object.
+
+        Raises:
+            Unreachable: no answer.
+            ApiError: an error answer, or something that is not llmgw.
+        """
+        return self._ask("GET", path, None, query)
+
+    def put(self, *path: str, body: Any) -> dict[str, Any]:
+        """PUT a JSON body; see `get`."""
+        return self._ask("PUT", path, body)
+
+    def post(self, *path: str, body: Any) -> dict[str, Any]:
+        """POST a JSON body; see `get`."""
+        return self._ask("POST", path, body)
+
+    def delete(self, *path: str) -> dict[str, Any]:
+        """DELETE; see `get`."""
+        return self._ask("DELETE", path, None)
+
+    def _ask(self, method: str, path: tuple[str, ...], body: Any, query: str = "") -> dict[str, Any]:
+        url = self._where.server + "/".join([BASE, *(quote(part, safe="") for part in path)])
+        headers = {"Accept": "application/json"}
+        if self._where.token is not None:
+            headers["Authorization"] = f"Bearer {self._where.token}"
+        data = None
+        if body is not None:
+            data = json.dumps(body).encode()
+            headers["Content-Type"] = "application/json"
+        try:
+            answer = self._http.request(
+                method,
+                url + (f"?{query}" if query else ""),
+                headers=headers,
+                body=data,
+                timeout_s=30.0,
+                max_bytes=_LIMIT,
+            )
+        except HttpError as error:
+            raise self._unreachable(error) from error
+        return self._read(answer)
+
+    def _unreachable(self, error: HttpError) -> Unreachable:
+        where = self._where
+        hint = "start one with `llmgw up` or `llmgw server`, or name yours with `--server URL` or `LLMGW_SERVER`"
+        if where.origin != "the default":
+            hint = f"check that it runs and that the address is right (it comes from {where.origin})"
+        if error.hint:
+            hint = error.hint
+        return Unreachable(f"no llmgw server at `{where.server}`", cause=error.cause or error.message, hint=hint)
+
+    def _read(self, answer: Answer) -> dict[str, Any]:
+        try:
+            data = json.loads(answer.body)
+        except (ValueError, RecursionError):
+            data = None
+        if not isinstance(data, dict):
+            raise ApiError(
+                f"what answers at `{self._where.server}` is not an llmgw server",
+                cause=f"status {answer.status} without a JSON object",
+                hint=f"the address comes from {self._where.origin}",
+            )
+        if 200 <= answer.status < 300:
+            return data
+        raise self._failed(answer.status, data.get("error"))
+
+    def _failed(self, status: int, said: Any) -> Exception:
+        said = said if isinstance(said, dict) else {}
+
+        def part(name: str) -> str:
+            value = said.get(name)
+            return value if isinstance(value, str) else ""
+
+        message = part("message") or f"the server answered {status}"
+        if status == 401:
+            return ApiError(
+                f"the server refused the token: {message}" if self._where.token else "the server needs a token",
+                cause=self._where.token_words,
+                hint="name the server's admin token with `--token-file FILE` or `LLMGW_TOKEN_FILE`, "
+                "or run as a user who may read it",
+                code="unauthorized",
+            )
+        problems = said.get("problems")
+        if isinstance(problems, list) and problems:
+            return ConfigError(message, [str(p) for p in problems], hint=part("hint"))
+        return ApiError(message, cause=part("cause"), hint=part("hint"), code=part("code"))

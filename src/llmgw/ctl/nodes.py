@@ -1,0 +1,87 @@
+"""`llmgw ctl nodes`: what is there, and what each node says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from llmgw.ctl import describe
+from llmgw.ctl.output import Look, listing, output_option, size, watch_option
+from llmgw.ctl.session import Session, connection
+from llmgw.ctl.tables import Cell, render, shown, state_cell
+
+
+@click.command()
+@click.argument("node", required=False)
+@output_option
+@watch_option
+@connection
+@click.pass_obj
+def nodes(session: Session, node: str | None, output: str, watch: bool) -> None:
+    """List nodes with their engines and words, or describe NODE in full."""
+    if node is None:
+        listing(session, output, watch, lambda: session.client().get("nodes"), draw)
+    else:
+        listing(session, output, watch, lambda: one(session.client().get("nodes", node)), describe.draw)
+
+
+def one(data: dict[str, Any]) -> dict[str, Any]:
+    """The node of an answer about one node."""
+    found = data.get("nodes")
+    return found[0] if isinstance(found, list) and found else data
+
+
+def draw(data: dict[str, Any], look: Look) -> list[str]:
+    """The table: a row per engine of each node, and a row for whatever else the node has to say."""
+    found = data.get("nodes") or []
+    if not found:
+        return ["no node has ever reported: start `llmgw agent` on one"]
+    headers = ["NODE", "STATE", "ENGINES"]
+    if look.wide:
+        headers += ["BUILD", "SINCE", "NEXT TRY", "SEEN", "VERSION", "OS", "CPU", "MEMORY", "GPUS"]
+    rows = [[shown(node.get("node_id")), _state(node), *row] for node in found for row in _rows(node, look)]
+    return render([*headers, "WORDS"], rows, columns=look.columns, colour=look.colour)
+
+
+def _state(node: dict[str, Any]) -> Cell:
+    presence = shown(node.get("presence"))
+    return state_cell(f"{presence}, draining" if node.get("draining") else presence, presence)
+
+
+def _rows(node: dict[str, Any], look: Look) -> list[list[Cell | str | None]]:
+    said: list[tuple[Cell | str | None, dict[str, Any], str]] = []
+    if node.get("presence") != "connected":
+        said.append(("", {}, node.get("words") or ""))
+    engines = node.get("engines")
+    if engines:
+        said += [(engine_cell(engine), engine, engine.get("words") or "") for engine in engines]
+    elif node.get("probed_at") is None:
+        said.append((None, {}, "has not looked at its engines yet"))
+    elif not said:
+        said.append(("", {}, "has no engine, and none is wanted here"))
+    said += [("", {}, f"warning: {warning.get('words')}") for warning in node.get("warnings") or ()]
+    return [[cell, *(_wide(node, engine, look) if look.wide else ()), words] for cell, engine, words in said]
+
+
+def engine_cell(engine: dict[str, Any]) -> Cell:
+    """`llama.cpp b10991 ready`; an unknown version is `?`."""
+    state = shown(engine.get("state"))
+    return state_cell(f"{shown(engine.get('name'))} {shown(engine.get('version'))} {state}", state)
+
+
+def _wide(node: dict[str, Any], engine: dict[str, Any], look: Look) -> list[str | None]:
+    facts = node.get("facts") or {}
+    cpu, memory, gpus = facts.get("cpu") or {}, facts.get("memory") or {}, facts.get("gpus")
+    system = facts.get("os") or {}
+    return [
+        engine.get("build") if engine else "",
+        look.ago(engine.get("since")) if engine else "",
+        look.until(engine.get("next_try")),
+        look.ago(node.get("last_seen")),
+        node.get("version"),
+        f"{system.get('id')} {shown(system.get('version'))}" if system else None,
+        f"{cpu.get('arch')}, {shown(cpu.get('cores'))} cores" if cpu else None,
+        size(memory.get("total_bytes")),
+        None if gpus is None else str(len(gpus)),
+    ]

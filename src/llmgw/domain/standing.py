@@ -1,0 +1,172 @@
+"""How a profile stands, in one state and one sentence: `ctl`, the page, `explain` and the 503 of the gateway say it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from attrs import frozen
+
+from llmgw.domain.placement import Refusal
+from llmgw.domain.profiles import Profile
+from llmgw.domain.replicas import ReplicaState, ReplicaStatus
+from llmgw.domain.report import NodeView, Presence
+from llmgw.domain.rollout import Assignment, status_of
+from llmgw.domain.routing import RouteModel, RouteReplica
+
+
+@frozen
+class ReplicaStanding:
+    """One replica of a profile: where it was put and what its node says of it (None: nothing yet).
+
+    `own_words` are the node's, after its presence when it is away; `words` name replica and node before them.
+    `serves`: by the node's last word; by what it said to an earlier server while this one has not heard from it.
+    """
+
+    assignment: Assignment
+    status: ReplicaStatus | None
+    words: str
+    own_words: str
+    serves: bool
+    host: str | None
+    port: int | None
+    node_lost: bool = False
+
+    @property
+    def known_ready(self) -> bool:
+        """It serves, and its node said so itself and not long ago."""
+        return self.serves and self.status is not None and not self.node_lost
+
+
+@frozen
+class Standing:
+    """One profile.
+
+    Args:
+        state: `ready`, `loading`, `refused` or `failed`.
+        words: the sentence.
+        note: why a change of it waits, empty when nothing waits.
+        refusal: why a replica (or its replacement) has no node.
+    """
+
+    profile: Profile
+    state: str
+    words: str
+    replicas: tuple[ReplicaStanding, ...]
+    refusal: Refusal | None = None
+    note: str = ""
+
+    @property
+    def ready(self) -> int:
+        """How many replicas serve on nodes that are heard from."""
+        return sum(item.known_ready for item in self.replicas)
+
+    def lines(self) -> tuple[str, ...]:
+        """All there is to say, one line each; what `explain` prints."""
+        lines = [self.words, *(item.words for item in self.replicas)]
+        if self.note:
+            lines.append(self.note)
+        if self.refusal is not None:
+            lines.extend(self.refusal.lines())
+        return tuple(dict.fromkeys(lines))
+
+
+def judge(
+    profile: Profile,
+    assignments: Sequence[Assignment],
+    fleet: Mapping[str, NodeView],
+    refusal: Refusal | None,
+    note: str = "",
+) -> Standing:
+    """How `profile` stands.
+
+    Args:
+        assignments: those of this profile.
+        fleet: nodes by id.
+        refusal, note: of the last plan.
+    """
+    replicas = tuple(
+        _replica(item, fleet.get(item.node_id)) for item in sorted(assignments, key=lambda item: item.index)
+    )
+    state, words = _state(profile, replicas, refusal)
+    return Standing(profile, state, words, replicas, refusal, note)
+
+
+def _replica(item: Assignment, node: NodeView | None) -> ReplicaStanding:
+    status = status_of(item, node)
+    prefix = f"replica {item.spec.replica_id} on node {item.node_id}: "
+    lost = node is None or node.presence is Presence.LOST
+    host, port = (status.host, status.port) if status is not None else (None, None)
+    serves = status is not None and status.state is ReplicaState.READY and port is not None
+    if node is not None and node.report is None and item.port is not None:
+        host, port, serves = item.host, item.port, True
+    if node is None or node.presence is not Presence.CONNECTED:
+        presence = node.presence_words if node is not None else "the node is not known"
+        said = status.words if status is not None else "ready" if serves else ""
+        words = f"{presence}; it said last: {said}" if said else presence
+    else:
+        words = status.words if status is not None else "sent to the node, which has not said anything about it yet"
+    return ReplicaStanding(item, status, prefix + words, words, serves, host, port, lost)
+
+
+def _state(profile: Profile, replicas: Sequence[ReplicaStanding], refusal: Refusal | None) -> tuple[str, str]:
+    if profile.replicas == 0:
+        return "refused", f"`{profile.name}` is scaled to `replicas: 0`"
+    serving = [item for item in replicas if item.serves]
+    if serving:
+        heard = [item for item in serving if item.known_ready]
+        if not heard:
+            return "ready", serving[0].words
+        return "ready", f"{len(heard)} of {profile.replicas} replica{'s' if profile.replicas > 1 else ''} ready"
+    failed = [item for item in replicas if item.status is not None and item.status.state is ReplicaState.FAILED]
+    coming = [item for item in replicas if item not in failed and not item.node_lost]
+    if coming:
+        return "loading", coming[0].words
+    if failed:
+        return "failed", failed[0].words
+    if refusal is not None:
+        return "refused", refusal.words
+    if replicas:
+        return "failed", replicas[0].words
+    return "loading", f"`{profile.name}` has not been placed yet"
+
+
+def route(standing: Standing, endpoints: Sequence[str], created: int) -> RouteModel:
+    """What the gateway has to know of a profile.
+
+    A replica on a lost node is routed to only when no other serves: its engine outlives its agent, and a request that
+    may fail is better than one that certainly does.
+
+    Args:
+        endpoints: paths the engine answers.
+        created: seconds since the epoch, told to clients by `/v1/models`.
+    """
+    profile = standing.profile
+    heard = any(item.serves and not item.node_lost for item in standing.replicas)
+    replicas = []
+    for item in standing.replicas:
+        if item.host is None or item.port is None:
+            continue
+        told = item.status.slots if item.status is not None else None
+        replicas.append(
+            RouteReplica(
+                replica_id=item.assignment.spec.replica_id,
+                node_id=item.assignment.node_id,
+                host=item.host,
+                port=item.port,
+                slots=told or profile.slots,
+                ready=item.serves and not (item.node_lost and heard),
+                key=item.assignment.spec.api_key,
+            )
+        )
+    return RouteModel(
+        name=profile.name,
+        aliases=profile.aliases,
+        engine=profile.engine,
+        state=standing.state,
+        words=standing.words,
+        context=profile.context,
+        endpoints=tuple(endpoints),
+        replicas=tuple(replicas),
+        created=created,
+        refusal=standing.refusal.lines() if standing.refusal is not None and standing.state != "ready" else (),
+    )

@@ -1,0 +1,154 @@
+"""Request heads: strict, because two programs that read the same bytes differently is how requests are smuggled.
+
+The whole head must match RFC 9112's grammar to the letter: CRLF only, no space before a colon, no folded lines, no
+control characters. A general parser is made to be lenient (and which leniency depends on its version), so this one
+expression decides, and nothing of the client's head is ever copied towards an engine.
+"""
+
+from __future__ import annotations
+
+import re
+
+from llmgw.gateway.errors import malformed
+
+_TOKEN = rb"[!#$%&'*+.^_`|~0-9A-Za-z-]++"
+_HEAD = re.compile(
+    rb"([A-Z]{3,16}) (/[\x21-\x7e]*+) HTTP/1\.([01])\r\n((?:" + _TOKEN + rb":[^\x00-\x08\x0a-\x1f\x7f]*+\r\n){0,100}+)"
+)
+_KNOWN = re.compile(
+    rb"(?:\A|\n)((?i:host|content-length|transfer-encoding|connection|expect|authorization|x-api-key|content-type"
+    rb"|accept|x-request-id)):([^\r]*+)"
+)
+_HOST = re.compile(rb"[A-Za-z0-9._~:\[\]%-]{0,255}")
+_LENGTH = re.compile(rb"[0-9]{1,15}")
+_REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/@+=-]{1,128}")
+_FIELD = re.compile(rb"[\x20-\x7e]{1,256}")
+_ONCE = frozenset((b"host", b"content-length", b"transfer-encoding", b"authorization", b"x-api-key", b"content-type"))
+
+
+class RequestHead:
+    """What the gateway reads of a request head; `fields` is the raw header block, for the relay to the admin socket."""
+
+    __slots__ = (
+        "accept",
+        "authorization",
+        "chunked",
+        "content_type",
+        "expects_continue",
+        "fields",
+        "host",
+        "http11",
+        "keep_alive",
+        "key",
+        "length",
+        "method",
+        "path",
+        "request_id",
+        "target",
+    )
+
+    def __init__(self, method: str, target: bytes, http11: bool, fields: bytes) -> None:
+        self.method = method
+        self.target = target
+        self.path = target.partition(b"?")[0].decode("ascii")
+        self.http11 = http11
+        self.fields = fields
+        self.host = b""
+        self.length = 0
+        self.chunked = False
+        self.keep_alive = http11
+        self.expects_continue = False
+        self.authorization = b""
+        self.key = b""
+        self.content_type = b""
+        self.accept = b""
+        self.request_id = b""
+
+
+def read_head(raw: bytes) -> RequestHead:
+    """Read a head, given from its first byte up to and including the CRLF of its last line, without the empty line.
+
+    Raises:
+        RequestRefused: 400 (malformed or ambiguous), 417 or 501; the connection must be closed after the answer.
+    """
+    match = _HEAD.fullmatch(raw)
+    if match is None:
+        raise malformed(_why(raw))
+    head = RequestHead(match[1].decode("ascii"), match[2], match[3] == b"1", match[4])
+    seen: dict[bytes, bytes] = {}
+    for name, value in _KNOWN.findall(match[4]):
+        name = name.lower()
+        if name in seen:
+            if name in _ONCE:
+                raise malformed(f"the request has two `{name.decode()}` headers")
+            value = seen[name] + b"," + value
+        seen[name] = value.strip(b" \t")
+    _framing(head, seen)
+    host = seen.get(b"host")
+    if (host is None and head.http11) or (host is not None and not _HOST.fullmatch(host)):
+        raise malformed("the request needs one valid `host` header")
+    head.host = host or b""
+    for option in seen.get(b"connection", b"").lower().split(b","):
+        if option.strip(b" \t") == b"close":
+            head.keep_alive = False
+    expect = seen.get(b"expect")
+    if expect is not None:
+        if expect.lower() != b"100-continue":
+            raise malformed("only `100-continue` can be expected", 417, "expectation_failed")
+        head.expects_continue = head.http11
+    head.authorization = seen.get(b"authorization", b"")
+    head.key = seen.get(b"x-api-key", b"")
+    head.content_type = _plain(seen.get(b"content-type", b""))
+    head.accept = _plain(seen.get(b"accept", b""))
+    asked_id = seen.get(b"x-request-id", b"")
+    if _REQUEST_ID.fullmatch(asked_id):
+        head.request_id = asked_id
+    return head
+
+
+def header_lines(fields: bytes) -> list[tuple[bytes, bytes]]:
+    """All headers of a checked header block, names in lower case."""
+    lines = []
+    for line in fields.split(b"\r\n")[:-1]:
+        name, _, value = line.partition(b":")
+        lines.append((name.lower(), value.strip(b" \t")))
+    return lines
+
+
+def incomplete_is_hopeless(raw: bytes) -> bool:
+    """Whether a head that has not ended yet can never become a valid one (a line ended without CR)."""
+    return raw.count(b"\n") != raw.count(b"\r\n")
+
+
+def _framing(head: RequestHead, seen: dict[bytes, bytes]) -> None:
+    coding = seen.get(b"transfer-encoding")
+    length = seen.get(b"content-length")
+    if coding is not None:
+        if length is not None:
+            raise malformed("the request has both `content-length` and `transfer-encoding`")
+        if not head.http11:
+            raise malformed("HTTP/1.0 has no `transfer-encoding`")
+        if coding.lower() != b"chunked":
+            raise malformed("the only transfer coding this gateway reads is `chunked`", 501, "not_implemented")
+        head.chunked = True
+    elif length is not None:
+        if not _LENGTH.fullmatch(length):
+            raise malformed("`content-length` is not a plain number")
+        head.length = int(length)
+
+
+def _plain(value: bytes) -> bytes:
+    return value if _FIELD.fullmatch(value) else b""
+
+
+def _why(raw: bytes) -> str:
+    line, _, rest = raw.partition(b"\r\n")
+    if incomplete_is_hopeless(raw):
+        return "a line of the request head does not end in CR LF"
+    if not re.fullmatch(rb"[A-Z]{3,16} /[\x21-\x7e]* HTTP/1\.[01]", line):
+        return "the request line is not `METHOD /path HTTP/1.1`"
+    if rest.startswith((b" ", b"\t")) or b"\n " in rest or b"\n\t" in rest:
+        return "a header is folded over two lines"
+    if rest.count(b"\n") > 100:
+        return "the request has more than 100 headers"
+    return "a header line is malformed"

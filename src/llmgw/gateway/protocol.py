@@ -1,0 +1,280 @@
+"""A client's connection: heads and bodies in, answers out, one request at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from enum import Enum
+from typing import Any
+
+from llmgw.domain.routing import RouteKey
+from llmgw.gateway.admin import AdminRelay
+from llmgw.gateway.bodies import ChunkedBody, read_asked, too_large
+from llmgw.gateway.errors import Answer, RequestRefused, malformed, refuse, status_line
+from llmgw.gateway.head import RequestHead, incomplete_is_hopeless, read_head
+from llmgw.gateway.plane import Plane
+from llmgw.gateway.relay import Relay
+from llmgw.gateway.serve import Serve
+from llmgw.gateway.surface import Goal, aim, model_problem
+
+_LINGER_S = 2.0
+_FLUSH_S = 30.0
+_BODY_BYTES_PER_S = 32 << 10
+
+
+class _Stage(Enum):
+    HEAD = "reading a head"
+    BODY = "reading a body"
+    BUSY = "an answer is under way"
+    CLOSING = "nothing is read any more"
+
+
+class Client(asyncio.Protocol):
+    """One client connection.
+
+    Bytes that come while an answer is under way are the next request: they wait, up to the size of a head; a client
+    that sends more gets its answer and then has to connect anew. So reading never stops, and a client's leaving is
+    always seen.
+    """
+
+    def __init__(self, plane: Plane) -> None:
+        self.plane = plane
+        self.keep = True
+        self.peer = ""
+        self.secure = False
+        self._transport: Any = None
+        self._stage = _Stage.HEAD
+        self._buf = b""
+        self._head: RequestHead | None = None
+        self._key: RouteKey | None = None
+        self._goal = Goal.MODEL
+        self._body = bytearray()
+        self._chunks: ChunkedBody | None = None
+        self._relay: Relay | None = None
+        self._deadline: float | None = None
+        self._spilt = False
+        self._choked = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport
+        peer = transport.get_extra_info("peername")
+        self.peer = str(peer[0]) if isinstance(peer, tuple) else ""
+        self.secure = isinstance(transport.get_extra_info("ssl_object"), (ssl.SSLObject, ssl.SSLSocket))
+        self._transport.set_write_buffer_limits(high=65536)
+        self.plane.clients.add(self)
+        self._deadline = self.plane.now() + self.plane.options.head_timeout_s
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
+        self._stage = _Stage.CLOSING
+        self.plane.clients.discard(self)
+        relay, self._relay = self._relay, None
+        if relay is not None:
+            relay.cancel()
+
+    def eof_received(self) -> bool:
+        return False
+
+    def pause_writing(self) -> None:
+        self._choked = True
+        if self._relay is not None:
+            self._relay.pause()
+
+    def resume_writing(self) -> None:
+        self._choked = False
+        if self._relay is not None:
+            self._relay.resume()
+
+    def data_received(self, data: bytes) -> None:
+        stage = self._stage
+        if stage is _Stage.HEAD:
+            self._buf = self._buf + data if self._buf else data
+            self._advance()
+        elif stage is _Stage.BODY:
+            self._buf = data
+            self._advance()
+        elif stage is _Stage.BUSY:
+            if len(self._buf) + len(data) > self.plane.options.max_head_bytes:
+                self.keep, self._buf, self._spilt = False, b"", True
+            elif self.keep:
+                self._buf += data
+
+    def write(self, data: bytes) -> None:
+        """Bytes of the answer under way."""
+        self._transport.write(data)
+
+    def abort(self) -> None:
+        """Cut the connection: the only honest end of an answer that cannot be completed."""
+        self._relay = None
+        self._stage = _Stage.CLOSING
+        self._transport.abort()
+
+    def answer(self, answer: Answer) -> None:
+        """Write a whole answer of our own."""
+        head = self._head
+        if answer.close or self.plane.draining:
+            self.keep = False
+        lines = [status_line(answer.status), b"content-type: %b\r\n" % answer.content_type.encode("ascii")]
+        lines += [f"{name}: {value}\r\n".encode("latin-1", "replace") for name, value in answer.headers]
+        if head is not None and head.request_id:
+            lines.append(b"x-request-id: %b\r\n" % head.request_id)
+        lines.append(b"content-length: %d\r\n" % len(answer.body))
+        if not self.keep:
+            lines.append(b"connection: close\r\n")
+        lines.append(b"\r\n")
+        if head is None or head.method != "HEAD":
+            lines.append(answer.body)
+        self._transport.write(b"".join(lines))
+        self.answered()
+
+    def answered(self) -> None:
+        """The answer is written: the next request, or the end."""
+        unread = self._spilt or self._stage in (_Stage.HEAD, _Stage.BODY)
+        self._relay = None
+        self._head = self._chunks = None
+        if not self.keep or self.plane.draining:
+            self._close(linger=unread)
+            return
+        self._stage = _Stage.HEAD
+        self._deadline = self.plane.now() + self.plane.options.keepalive_s
+        if self._buf:
+            asyncio.get_running_loop().call_soon(self._advance)
+
+    def drain(self) -> None:
+        """The process ends: no further request on this connection."""
+        self.keep = False
+        if self._stage is _Stage.HEAD and not self._buf:
+            self._close(linger=False)
+
+    def check(self, now: float) -> None:
+        """Judge the deadline of whatever the client is to do next."""
+        if self._deadline is None or now < self._deadline:
+            return
+        if self._stage is _Stage.CLOSING:
+            self._transport.abort()
+        elif self._stage is _Stage.HEAD and not self._buf:
+            self._close(linger=False)
+        elif self._stage is not _Stage.BUSY:
+            self.answer(refuse(408, "the request did not arrive in time", code="request_timeout", close=True))
+
+    def _advance(self) -> None:
+        try:
+            while self._stage in (_Stage.HEAD, _Stage.BODY) and (self._buf or self._stage is _Stage.BODY):
+                if not (self._read_head() if self._stage is _Stage.HEAD else self._read_body()):
+                    return
+        except RequestRefused as refused:
+            self._count(refused.answer)
+            self.answer(refused.answer)
+
+    def _count(self, answer: Answer) -> None:
+        if self._head is None or self._head.path.startswith("/v1"):
+            self.plane.stats.count("", answer.status)
+
+    def _read_head(self) -> bool:
+        """True when there may be more to do at once."""
+        buf, options = self._buf, self.plane.options
+        end = buf.find(b"\r\n\r\n", 0, options.max_head_bytes)
+        if end < 0:
+            if len(buf) >= options.max_head_bytes:
+                raise malformed(
+                    f"the request head is larger than {options.max_head_bytes} bytes", 431, "head_too_large"
+                )
+            if incomplete_is_hopeless(buf):
+                raise malformed("a line of the request head does not end in CR LF")
+            self._deadline = min(self._deadline or 0.0, self.plane.now() + options.head_timeout_s)
+            return False
+        head = self._head = None
+        head = read_head(buf[: end + 2])
+        self._buf = buf[end + 4 :]
+        self._head = head
+        if not head.request_id:
+            head.request_id = self.plane.new_request_id()
+        self.keep = head.keep_alive and not self.plane.draining
+        if head.length > options.max_body_bytes:
+            raise too_large(options.max_body_bytes)
+        here = not head.chunked and len(self._buf) >= head.length
+        try:
+            goal, self._key = aim(self.plane, head)
+        except RequestRefused as refused:
+            goal = refused.answer
+            self._count(goal)
+        if isinstance(goal, Answer):
+            self._early(goal, here)
+            return True
+        self._goal = goal
+        if here:
+            body, self._buf = self._buf[: head.length], self._buf[head.length :]
+            self._go(head, body)
+            return True
+        self._stage = _Stage.BODY
+        self._body = bytearray()
+        self._chunks = ChunkedBody(options.max_body_bytes) if head.chunked else None
+        expected = options.max_body_bytes if head.chunked else head.length
+        self._deadline = self.plane.now() + options.head_timeout_s + expected / _BODY_BYTES_PER_S
+        if head.expects_continue and not self._buf:
+            self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        return bool(self._buf)
+
+    def _early(self, answer: Answer, here: bool) -> None:
+        """Answer by the head alone; a body that is not here yet is not waited for."""
+        assert self._head is not None
+        if here:
+            self._buf = self._buf[self._head.length :]
+            self._stage = _Stage.BUSY
+        else:
+            self.keep = False
+        self.answer(answer)
+
+    def _read_body(self) -> bool:
+        head, buf = self._head, self._buf
+        assert head is not None
+        if self._chunks is not None:
+            self._buf = b""
+            rest = self._chunks.feed(buf)
+            if rest is None:
+                return False
+            body, self._buf = self._chunks.body, rest
+        else:
+            need = head.length - len(self._body)
+            self._body += buf[:need]
+            self._buf = buf[need:]
+            if len(self._body) < head.length:
+                return False
+            body = self._body
+        self._body = bytearray()
+        self._go(head, body)
+        return True
+
+    def _go(self, head: RequestHead, body: bytes | bytearray) -> None:
+        """The request is here whole: send it where it goes."""
+        self._stage = _Stage.BUSY
+        self._deadline = None
+        if self._goal is Goal.ADMIN:
+            admin = AdminRelay(self.plane, self, head, body)
+            self._begin(admin)
+            admin.start()
+            return
+        asked = read_asked(body)
+        problem = model_problem(self.plane, head.path, asked.model or "", self._key)
+        if problem is not None:
+            raise RequestRefused(problem)
+        serve = Serve(self.plane, self, head, body, asked)
+        self._begin(serve)
+        self.plane.balance.admit(serve)
+
+    def _begin(self, relay: Relay) -> None:
+        self._relay = relay
+        if self._choked:
+            relay.pause()
+
+    def _close(self, linger: bool) -> None:
+        """Close; lingering reads away what is still coming, since a reset could overtake the answer."""
+        self._stage = _Stage.CLOSING
+        self._buf = b""
+        now = self.plane.now()
+        if linger and not self._transport.is_closing():
+            self._deadline = now + _LINGER_S
+            if self._transport.can_write_eof():
+                self._transport.write_eof()
+        else:
+            self._deadline = now + _FLUSH_S
+            self._transport.close()

@@ -1,0 +1,184 @@
+"""One gateway process: its listening socket, its signals, its end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import os
+import resource
+import signal
+import socket
+import ssl
+
+from llmgw import __version__
+from llmgw.errors import AddressInUse, TlsError
+from llmgw.gateway.control import ControlLink
+from llmgw.gateway.plane import Plane
+from llmgw.gateway.protocol import Client
+from llmgw.gateway.settings import Options
+
+_LOG = logging.getLogger("llmgw.gateway")
+_SWEEP_S = 0.5
+_SEND_BUFFER = 64 << 10
+_BACKLOG = 1024
+
+
+class Service:
+    """Builds the data plane and runs it.
+
+    Args:
+        control, admin: unix sockets of the control process.
+        listen: host and port for clients; several processes may share it (SO_REUSEPORT).
+        tls: certificate chain and key, None for plain HTTP.
+
+    Raises:
+        AddressInUse: the address is taken, or cannot be listened on.
+        TlsError: the certificate or the key cannot be loaded.
+    """
+
+    def __init__(
+        self,
+        control: str,
+        admin: str,
+        listen: tuple[str, int],
+        tls: tuple[str, str] | None,
+        index: int,
+        options: Options,
+    ) -> None:
+        self._control = control
+        self._admin = admin
+        self._tls = tls
+        self._index = index
+        self._options = options
+        self._context = _context(tls) if tls else None
+        self._socket = _bind(*listen)
+
+    async def run(self) -> None:
+        """Serve until told to drain, then until the last answer is finished."""
+        loop = asyncio.get_running_loop()
+        _raise_file_limit()
+        plane = Plane(self._options, self._admin, loop.time)
+        drain = asyncio.Event()
+        killed = asyncio.Event()
+
+        def stop() -> None:
+            (killed if drain.is_set() else drain).set()
+
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stop)
+        loop.add_signal_handler(signal.SIGHUP, self._reload)
+        server = await loop.create_server(
+            lambda: Client(plane),
+            sock=self._socket,
+            ssl=self._context,
+            backlog=_BACKLOG,
+            ssl_handshake_timeout=self._options.head_timeout_s if self._context else None,
+            ssl_shutdown_timeout=5.0 if self._context else None,
+        )
+        host, port = self._socket.getsockname()[:2]
+        listen = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        hello = {"type": "gateway", "pid": os.getpid(), "listen": listen, "version": __version__, "index": self._index}
+
+        def linked(connected: bool) -> None:
+            plane.control_connected = connected
+
+        link = ControlLink(self._control, hello, plane.report, plane.apply, drain.set, linked)
+        tasks = [loop.create_task(link.run()), loop.create_task(_sweep(plane))]
+        _LOG.info("listening on %s", listen)
+        try:
+            await drain.wait()
+            await self._drain(plane, server, killed)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            plane.pool.close()
+            for client in list(plane.clients):
+                client.abort()
+
+    async def _drain(self, plane: Plane, server: asyncio.Server, killed: asyncio.Event) -> None:
+        _LOG.info("draining: %d answers are open", len(plane.active))
+        plane.draining = True
+        server.close()
+        for client in list(plane.clients):
+            client.drain()
+        deadline = plane.now() + self._options.drain_timeout_s
+        while plane.clients and plane.now() < deadline and not killed.is_set():
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(killed.wait(), 0.05)
+        if plane.active:
+            _LOG.warning("%d answers are cut off: the deadline for draining has passed", len(plane.active))
+        for relay in list(plane.active):
+            relay.give_up("this gateway process ends and the deadline for open answers has passed")
+        await asyncio.sleep(0.05 if plane.clients else 0)
+
+    def _reload(self) -> None:
+        """SIGHUP: read the certificate again; connections there are keep the old one."""
+        if self._context is None or self._tls is None:
+            return
+        try:
+            self._context.load_cert_chain(*self._tls)
+            _LOG.info("certificate loaded again")
+        except (OSError, ssl.SSLError) as error:
+            _LOG.error("the certificate cannot be loaded, the old one stays: %s", error)
+
+
+async def _sweep(plane: Plane) -> None:
+    while True:
+        await asyncio.sleep(_SWEEP_S)
+        try:
+            plane.sweep()
+        except Exception:
+            _LOG.exception("a deadline could not be judged")
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    try:
+        family, kind, proto, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        sock = socket.socket(family, kind, proto)
+    except OSError as error:
+        raise AddressInUse(
+            f"`{host}:{port}` cannot be listened on", cause=str(error), code="address-invalid"
+        ) from error
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)
+        sock.bind(address)
+        sock.listen(_BACKLOG)
+    except OSError as error:
+        sock.close()
+        if error.errno == errno.EADDRINUSE:
+            raise AddressInUse(
+                f"`{host}:{port}` is taken by another program",
+                cause=error.strerror or str(error),
+                hint=f"`ss -ltnp 'sport = :{port}'` says which; or set `http.listen` to another address",
+            ) from error
+        raise AddressInUse(
+            f"`{host}:{port}` cannot be listened on", cause=error.strerror or str(error), code="address-invalid"
+        ) from error
+    return sock
+
+
+def _context(tls: tuple[str, str]) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(["http/1.1"])
+    try:
+        context.load_cert_chain(*tls)
+    except (OSError, ssl.SSLError) as error:
+        raise TlsError(
+            f"the certificate `{tls[0]}` with the key `{tls[1]}` cannot be loaded", cause=str(error)
+        ) from error
+    return context
+
+
+def _raise_file_limit() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < hard:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,0 +1,112 @@
+"""`llmgw gateway`: one data plane process. Started by `llmgw server`, and outlives it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from llmgw.errors import UnitError, UsageError
+from llmgw.units import parse_duration
+
+if TYPE_CHECKING:
+    from llmgw.gateway.settings import Options
+
+
+class _Duration(click.ParamType[float]):
+    name = "duration"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        if isinstance(value, float):
+            return value
+        try:
+            return parse_duration(str(value))
+        except UnitError as error:
+            self.fail(f"{error.message}; {error.hint}", param, ctx)
+
+
+def _listen(text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > 65535:
+        raise UsageError(f"`{text}` is not an address to listen on", hint="write HOST:PORT, such as `127.0.0.1:8080`")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+@click.command("gateway", hidden=True)
+@click.option("--control", required=True, help="Unix socket of the control process.")
+@click.option("--admin", required=True, help="Unix socket of the admin API and the page.")
+@click.option("--listen", required=True, help="HOST:PORT for clients; port 0 takes any free one.")
+@click.option("--tls-cert", default="", help="Certificate chain for clients, PEM.")
+@click.option("--tls-key", default="", help="Its private key, PEM.")
+@click.option("--index", default=0, help="Number of this gateway process.")
+@click.option("--queue", default=64, help="Requests that may wait per model.")
+@click.option("--queue-timeout", type=_Duration(), default="30s")
+@click.option("--first-token-timeout", type=_Duration(), default="10m")
+@click.option("--token-gap-timeout", type=_Duration(), default="60s")
+@click.option("--total-timeout", type=_Duration(), default="1h")
+@click.option("--drain-timeout", type=_Duration(), default="60s")
+@click.option("--connect-timeout", type=_Duration(), default="3s")
+@click.option("--keepalive", type=_Duration(), default="75s")
+@click.option("--max-body", default=64 << 20, help="Bytes of a request body.")
+def command(
+    control: str,
+    admin: str,
+    listen: str,
+    tls_cert: str,
+    tls_key: str,
+    index: int,
+    queue: int,
+    queue_timeout: float,
+    first_token_timeout: float,
+    token_gap_timeout: float,
+    total_timeout: float,
+    drain_timeout: float,
+    connect_timeout: float,
+    keepalive: float,
+    max_body: int,
+) -> None:
+    """Serve /v1 on HOST:PORT by the routes of the control process (internal)."""
+    from llmgw.gateway.settings import Options
+
+    if bool(tls_cert) != bool(tls_key):
+        raise UsageError("`--tls-cert` and `--tls-key` go together", hint="give both or none")
+    options = Options(
+        queue=queue,
+        queue_timeout_s=queue_timeout,
+        first_token_timeout_s=first_token_timeout,
+        token_gap_timeout_s=token_gap_timeout,
+        total_timeout_s=total_timeout,
+        drain_timeout_s=drain_timeout,
+        connect_timeout_s=connect_timeout,
+        keepalive_s=keepalive,
+        max_body_bytes=max_body,
+    )
+    run(control, admin, _listen(listen), (tls_cert, tls_key) if tls_cert else None, index, options)
+
+
+def run(
+    control: str,
+    admin: str,
+    listen: tuple[str, int],
+    tls: tuple[str, str] | None,
+    index: int,
+    options: Options,
+) -> None:
+    """Serve until SIGTERM, SIGINT or `drain`; returns when the open answers are finished or the deadline has passed.
+
+    Raises:
+        AddressInUse: the address is taken.
+        LlmgwError: the address cannot be listened on, or the certificate cannot be loaded.
+    """
+    import asyncio
+    import gc
+    import logging
+
+    from llmgw.gateway.service import Service
+
+    logging.basicConfig(level=logging.INFO, format=f"%(asctime)s gateway {index} %(levelname)s %(message)s")
+    logging.raiseExceptions = False
+    service = Service(control, admin, listen, tls, index, options)
+    gc.collect()
+    gc.freeze()
+    asyncio.run(service.run())

@@ -1,0 +1,100 @@
+"""SGLang: named by the agent's configuration (its Python), never installed; one node per replica."""
+
+from __future__ import annotations
+
+from llmgw.domain.engines import (
+    Asset,
+    Capabilities,
+    Check,
+    EngineSpec,
+    InstalledEngine,
+    Launch,
+    LaunchPlan,
+    NamedEngine,
+    NamedProbe,
+    Origin,
+    Recipe,
+)
+from llmgw.domain.facts import NodeFacts
+from llmgw.errors import ProviderError
+from llmgw.providers.args import refuse_reserved
+
+_VERSION_PROGRAM = "import importlib.metadata as m; print('sglang', m.version('sglang'))"
+_RESERVED = (
+    "--model-path", "--model", "--host", "--port", "--served-model-name", "--api-key", "--context-length",
+    "--max-running-requests", "--tp-size", "--tp", "--tensor-parallel-size", "--config",
+)  # fmt: skip
+
+
+class Sglang:
+    """The SGLang provider."""
+
+    name = "sglang"
+    capabilities = Capabilities(
+        installable=False,
+        formats=("safetensors",),
+        multi_node=True,
+        endpoints=("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/models"),
+        metrics="/metrics",
+    )
+
+    def origin(self, version: str) -> Origin:
+        raise _not_installed(version)
+
+    def recipe(self, spec: EngineSpec, facts: NodeFacts, assets: tuple[Asset, ...]) -> Recipe:
+        del facts, assets
+        raise _not_installed(spec.version)
+
+    def named(self, engine: NamedEngine) -> NamedProbe:
+        unknown = sorted(set(engine.settings) - {"python"})
+        python = engine.settings.get("python", "")
+        if unknown or not python.startswith("/"):
+            raise ProviderError(
+                "`engines.sglang` of the agent's configuration is not usable",
+                cause=f"unknown key `{unknown[0]}`" if unknown else "`python` must be an absolute path",
+                hint="write `python: /path/to/venv/bin/python`",
+            )
+        version = Check(
+            "the version of sglang", (python, "-c", _VERSION_PROGRAM), stdout=r"^sglang [0-9]\S*", quick=True
+        )
+        # metadata alone does not show that it can be imported on this node
+        runs = Check(
+            "sglang.launch_server --help", (python, "-m", "sglang.launch_server", "--help"), stdout="--model-path",
+            timeout_s=180.0,
+        )  # fmt: skip
+        return NamedProbe(python, (version, runs), r"^sglang ([0-9]\S*)")
+
+    def launch(self, engine: InstalledEngine, plan: LaunchPlan) -> Launch:
+        refuse_reserved(plan.args, _RESERVED)
+        argv = [
+            engine.binary, "-m", "sglang.launch_server",
+            "--model-path", plan.model_path,
+            "--host", plan.host,
+            "--port", str(plan.port),
+            "--served-model-name", plan.model_name,
+            "--context-length", str(plan.context),
+            "--max-running-requests", str(plan.slots),
+            "--enable-metrics",
+        ]  # fmt: skip
+        if len(plan.gpus) > 1:
+            argv += ["--tp-size", str(len(plan.gpus))]
+        env = {
+            "CUDA_VISIBLE_DEVICES": ",".join(plan.gpus),
+            "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+            "SGLANG_HOST_IP": plan.host,
+            "SPT_NOENV": "1",
+        }
+        return Launch(
+            argv=(*argv, *plan.args),
+            env={**env, **plan.env},
+            # it generates a token, which takes a second at least
+            health_path="/health",
+            health_timeout_s=25.0,
+        )
+
+
+def _not_installed(version: str) -> ProviderError:
+    return ProviderError(
+        f"llmgw does not install sglang (wanted: {version})",
+        hint="name its Python in agent.yaml: `engines.sglang.python`",
+    )

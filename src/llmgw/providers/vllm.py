@@ -1,0 +1,103 @@
+"""vLLM: named by the agent's configuration, never installed; one node per replica."""
+
+from __future__ import annotations
+
+from llmgw.domain.engines import (
+    Asset,
+    Capabilities,
+    Check,
+    EngineSpec,
+    InstalledEngine,
+    Launch,
+    LaunchPlan,
+    NamedEngine,
+    NamedProbe,
+    Origin,
+    Recipe,
+)
+from llmgw.domain.facts import NodeFacts
+from llmgw.errors import ProviderError
+from llmgw.providers.args import refuse_reserved
+
+_KEYS = ("bin", "launch_mode", "ray_bin")
+_RESERVED = (
+    "--model", "--host", "--port", "--served-model-name", "--api-key", "--max-model-len", "--max-num-seqs",
+    "--tensor-parallel-size", "-tp", "--uds", "--config",
+)  # fmt: skip
+
+
+class Vllm:
+    """The vLLM provider."""
+
+    name = "vllm"
+    capabilities = Capabilities(
+        installable=False,
+        formats=("safetensors",),
+        multi_node=True,
+        endpoints=("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/models"),
+        metrics="/metrics",
+    )
+
+    def origin(self, version: str) -> Origin:
+        raise _not_installed(version)
+
+    def recipe(self, spec: EngineSpec, facts: NodeFacts, assets: tuple[Asset, ...]) -> Recipe:
+        del facts, assets
+        raise _not_installed(spec.version)
+
+    def named(self, engine: NamedEngine) -> NamedProbe:
+        unknown = sorted(set(engine.settings) - set(_KEYS))
+        binary = engine.settings.get("bin", "")
+        mode = engine.settings.get("launch_mode", "mp")
+        cause = ""
+        if unknown:
+            cause = f"unknown key `{unknown[0]}`, known are {', '.join(f'`{key}`' for key in _KEYS)}"
+        elif not binary.startswith("/"):
+            cause = "`bin` must be an absolute path"
+        elif mode not in ("mp", "ray"):
+            cause = f"`launch_mode` is {mode!a}, it must be `mp` or `ray`"
+        if cause:
+            raise ProviderError(
+                "`engines.vllm` of the agent's configuration is not usable",
+                cause=cause,
+                hint="write `bin: /path/to/vllm`",
+            )
+        # it imports its whole stack to say its version
+        check = Check(
+            "vllm --version", (binary, "--version"), stdout=r"^[0-9]+\.[0-9]+\S*", timeout_s=180.0, quick=True
+        )
+        return NamedProbe(binary, (check,), r"^([0-9]+\.[0-9]+\S*)")
+
+    def launch(self, engine: InstalledEngine, plan: LaunchPlan) -> Launch:
+        refuse_reserved(plan.args, _RESERVED)
+        argv = [
+            engine.binary, "serve", plan.model_path,
+            "--host", plan.host,
+            "--port", str(plan.port),
+            "--served-model-name", plan.model_name,
+            "--max-model-len", str(plan.context),
+            "--max-num-seqs", str(plan.slots),
+        ]  # fmt: skip
+        if len(plan.gpus) > 1:
+            argv += ["--tensor-parallel-size", str(len(plan.gpus))]
+        env = {
+            "CUDA_VISIBLE_DEVICES": ",".join(plan.gpus),
+            "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+            "VLLM_HOST_IP": plan.host,
+            "VLLM_NO_USAGE_STATS": "1",
+            # setproctitle would otherwise wipe the marker by which a survivor is found
+            "SPT_NOENV": "1",
+        }
+        return Launch(
+            argv=(*argv, *plan.args),
+            env={**env, **plan.env},
+            health_path="/health",
+            key_path="/v1/models",
+            key_env="VLLM_API_KEY",
+        )
+
+
+def _not_installed(version: str) -> ProviderError:
+    return ProviderError(
+        f"llmgw does not install vllm (wanted: {version})", hint="name its binary in agent.yaml: `engines.vllm.bin`"
+    )

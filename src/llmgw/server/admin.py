@@ -1,0 +1,271 @@
+"""The admin API under /api/v1: JSON in, JSON out, every error in one shape, never a traceback."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import re
+import secrets
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from attrs import frozen
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from llmgw import __version__
+from llmgw.config import profile_from_json, profile_to_json
+from llmgw.domain.ids import check_model_name
+from llmgw.domain.replicas import ReplicaStatus
+from llmgw.domain.routing import RouteKey
+from llmgw.domain.standing import Standing
+from llmgw.errors import ApiError, ConfigError, LinkError, LlmgwError, NameInvalid, UsageError
+from llmgw.server import answers
+from llmgw.server.auth import BODY_LIMIT, error_body, too_large
+from llmgw.server.control import Control
+from llmgw.server.deploy import Deploy, Outlook
+from llmgw.server.fleet import Fleet
+from llmgw.server.state import State
+from llmgw.system.clock import Clock
+from llmgw.wire.shapes import to_full_json
+
+log = logging.getLogger(__name__)
+
+_KEY_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
+_LOG_LINES = 200
+_LOG_LINES_MAX = 10_000
+_ASK_S = 10.0
+_STATUSES = (
+    ("name-taken", 409),
+    ("not-found", 404),
+    ("node-away", 503),
+    ("body-too-large", 413),
+    ("node-answered-error", 502),
+)
+
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+@frozen
+class Parts:
+    """What the API looks at and acts on. `started` is seconds since the epoch."""
+
+    state: State
+    fleet: Fleet
+    deploy: Deploy
+    control: Control
+    clock: Clock
+    started: float
+
+
+class Admin:
+    """The handlers."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+
+    def routes(self) -> list[Route]:
+        """Every path of the API."""
+        base = "/api/v1"
+        table: list[tuple[str, str, Handler]] = [
+            ("GET", "/status", self._status),
+            ("GET", "/nodes", self._nodes),
+            ("GET", "/nodes/{node_id}", self._node),
+            ("GET", "/engines", self._engines),
+            ("GET", "/profiles", self._profiles),
+            ("GET", "/profiles/{name:path}", self._profile),
+            ("PUT", "/profiles/{name:path}", self._put_profile),
+            ("DELETE", "/profiles/{name:path}", self._delete_profile),
+            ("GET", "/replicas", self._replicas),
+            ("GET", "/replicas/{replica_id:path}/logs", self._logs),
+            ("GET", "/explain/{name:path}", self._explain),
+            ("GET", "/keys", self._keys),
+            ("POST", "/keys", self._add_key),
+            ("DELETE", "/keys/{name}", self._delete_key),
+        ]
+        return [Route(base + path, handler, methods=[method]) for method, path, handler in table]
+
+    def _seen(self) -> Outlook:
+        return self._parts.deploy.outlook()
+
+    def _standing(self, name: str) -> Standing:
+        for standing in self._seen().standings:
+            if name in (standing.profile.name, *standing.profile.aliases):
+                return standing
+        raise _missing("profile", name, "`llmgw ctl profiles` lists them")
+
+    async def _status(self, _: Request) -> Response:
+        parts = self._parts
+        seen = self._seen()
+        return JSONResponse(
+            {
+                "version": __version__,
+                "server_id": parts.state.server_id,
+                "started": parts.started,
+                "epoch": parts.state.epoch,
+                "nodes": answers.presences(seen.nodes),
+                "models": {item.profile.name: item.state for item in seen.standings},
+                "gateways": [
+                    {
+                        "pid": item.pid,
+                        "listen": item.listen,
+                        "version": item.version,
+                        "index": item.index,
+                        "in_flight": dict(item.in_flight),
+                        "requests": item.requests,
+                    }
+                    for item in parts.control.gateways()
+                ],
+            }
+        )
+
+    async def _nodes(self, _: Request) -> Response:
+        return JSONResponse({"nodes": [answers.node(view) for view in self._parts.fleet.views()]})
+
+    async def _node(self, request: Request) -> Response:
+        node_id = request.path_params["node_id"]
+        for view in self._parts.fleet.views():
+            if view.node_id == node_id:
+                return JSONResponse(answers.node(view))
+        raise _missing("node", node_id, "`llmgw ctl nodes` lists all that ever connected")
+
+    async def _engines(self, _: Request) -> Response:
+        wanted = to_full_json(self._parts.deploy.engines)
+        return JSONResponse({"wanted": wanted, "engines": answers.engines(self._seen())})
+
+    async def _profiles(self, _: Request) -> Response:
+        return JSONResponse({"profiles": [answers.profile(item) for item in self._seen().standings]})
+
+    async def _profile(self, request: Request) -> Response:
+        return JSONResponse(answers.profile(self._standing(request.path_params["name"])))
+
+    async def _put_profile(self, request: Request) -> Response:
+        name = check_model_name(request.path_params["name"])
+        profile = profile_from_json(await _body(request), name)
+        changed = await run_in_threadpool(self._parts.deploy.apply, profile)
+        return JSONResponse({"changed": changed, "profile": profile_to_json(profile)})
+
+    async def _delete_profile(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        if not await run_in_threadpool(self._parts.deploy.delete, name):
+            raise _missing("profile", name, "`llmgw ctl profiles` lists them")
+        return JSONResponse({"deleted": name})
+
+    async def _replicas(self, _: Request) -> Response:
+        return JSONResponse({"replicas": answers.replicas(self._seen())})
+
+    async def _explain(self, request: Request) -> Response:
+        return JSONResponse(answers.explain(self._standing(request.path_params["name"])))
+
+    async def _logs(self, request: Request) -> Response:
+        replica_id = request.path_params["replica_id"]
+        text = request.query_params.get("lines", str(_LOG_LINES))
+        if not (text.isascii() and text.isdigit() and 0 < int(text) <= _LOG_LINES_MAX):
+            raise UsageError(f"`lines` must be a number from 1 to {_LOG_LINES_MAX}")
+        node_id = self._where(replica_id)
+        asked = {"replica_id": replica_id, "lines": text}
+        result = await run_in_threadpool(self._parts.fleet.ask, node_id, "logs", asked, _ASK_S)
+        lines = result.get("lines") if isinstance(result, dict) else None
+        if not isinstance(lines, list):
+            raise LinkError(f"node {node_id} gave an answer that holds no log lines")
+        return JSONResponse({"node_id": node_id, "lines": [str(line) for line in lines]})
+
+    def _where(self, replica_id: str) -> str:
+        seen = self._seen()
+        for standing in seen.standings:
+            for item in standing.replicas:
+                if item.assignment.spec.replica_id == replica_id:
+                    return item.assignment.node_id
+        for view in seen.nodes:
+            kept: tuple[ReplicaStatus, ...] = view.report.replicas if view.report is not None else ()
+            if any(status.replica_id == replica_id for status in kept):
+                return view.node_id
+        raise _missing("replica", replica_id, "`llmgw ctl replicas` lists them; one without a node has no log")
+
+    async def _keys(self, _: Request) -> Response:
+        stored = await run_in_threadpool(self._parts.state.client_keys)
+        return JSONResponse({"keys": [answers.key(item) for item in stored]})
+
+    async def _add_key(self, request: Request) -> Response:
+        body = await _body(request)
+        name, models = _key_fields(body)
+        made = f"sk-llmgw-{secrets.token_urlsafe(32)}"
+        key = RouteKey(name, hashlib.sha256(made.encode()).hexdigest(), models)
+        if not await run_in_threadpool(self._parts.state.add_key, key, self._parts.clock.now()):
+            raise UsageError(f"there is a key `{name}` already", hint="choose another name", code="name-taken")
+        self._parts.deploy.poke()
+        return JSONResponse({"name": name, "key": made, "models": list(models)}, 201)
+
+    async def _delete_key(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        if not await run_in_threadpool(self._parts.state.delete_key, name):
+            raise _missing("key", name, "`llmgw ctl keys list` lists them")
+        self._parts.deploy.poke()
+        return JSONResponse({"deleted": name})
+
+
+def on_error(_: Request, error: Exception) -> Response:
+    """Any exception as the documented error body; what was not raised on purpose is logged and not told."""
+    if isinstance(error, HTTPException):
+        known = {404: ("not-found", "there is no such path"), 405: ("method-not-allowed", "not this way")}
+        code, message = known.get(error.status_code, ("request-failed", str(error.detail)))
+        told = LlmgwError(message, hint="docs/architecture.md lists the paths", code=code)
+        return JSONResponse(error_body(told), error.status_code, dict(error.headers or {}))
+    if isinstance(error, ConfigError):
+        return JSONResponse(error_body(error, error.problems), 400)
+    if isinstance(error, LlmgwError):
+        return JSONResponse(error_body(error), _status_of(error))
+    log.error("a request failed", exc_info=error)
+    told = LlmgwError("the server failed on this request", hint="its log says why", code="internal")
+    return JSONResponse(error_body(told), 500)
+
+
+def _status_of(error: LlmgwError) -> int:
+    for code, status in _STATUSES:
+        if error.code == code:
+            return status
+    if isinstance(error, (UsageError, NameInvalid)):
+        return 400
+    if isinstance(error, (LinkError, ApiError)):
+        return 502
+    return 500
+
+
+def _missing(kind: str, name: str, hint: str) -> LlmgwError:
+    return LlmgwError(f"there is no {kind} `{name[:253]}`", hint=hint, code="not-found")
+
+
+async def _body(request: Request) -> Any:
+    data = bytearray()
+    async for piece in request.stream():
+        data += piece
+        if len(data) > BODY_LIMIT:
+            raise too_large()
+    try:
+        return json.loads(bytes(data))
+    except (ValueError, RecursionError) as error:
+        raise UsageError("the body is not JSON", cause=str(error)[:200]) from error
+
+
+def _key_fields(body: Any) -> tuple[str, tuple[str, ...]]:
+    problems = []
+    data = body if isinstance(body, dict) else {}
+    name, models = data.get("name"), data.get("models", [])
+    if not isinstance(name, str) or not _KEY_NAME.fullmatch(name):
+        problems.append("name: letters, digits, `.`, `_`, `@` and `-`, at most 64, beginning with a letter or digit")
+    if not isinstance(models, list) or not all(isinstance(model, str) for model in models):
+        problems.append("models: a list of model names, empty for all")
+        models = []
+    for model in models:
+        try:
+            check_model_name(model)
+        except NameInvalid as error:
+            problems.append(f"models: {error.message}")
+    problems += [f"{field[:80]}: unknown, known are `name` and `models`" for field in data.keys() - {"name", "models"}]
+    if problems:
+        raise ConfigError("the key cannot be made", problems)
+    return str(name), tuple(models)

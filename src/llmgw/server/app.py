@@ -1,0 +1,246 @@
+"""`llmgw server`: the only place where the control plane's parts are made and joined."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import signal
+import socket
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from llmgw.domain.engines import Capabilities
+    from llmgw.server.deploy import Deploy
+    from llmgw.server.settings import ServerSettings
+    from llmgw.server.workers import Workers
+    from llmgw.system.commands import Daemon
+
+log = logging.getLogger("llmgw.server")
+
+DRAIN_S = 30.0
+SURVIVORS_S = 2.5
+INTERVAL_S = 5.0
+
+
+@click.command("server")
+@click.option("-c", "--config", "file", type=click.Path(path_type=Path), help="server.yaml; without it, the defaults.")
+@click.option("--check", "only_check", is_flag=True, help="Only validate the file.")
+def command(file: Path | None, only_check: bool) -> None:
+    """Run the control plane and its gateways."""
+    from llmgw.server import settings
+
+    if only_check:
+        for line in settings.check(file):
+            click.echo(line)
+        return
+    run(settings.load(file))
+
+
+def run(settings: ServerSettings) -> None:
+    """Serve until SIGTERM or SIGINT.
+
+    Raises:
+        LockHeld: another server has this state.
+        StateError, AddressInUse, TlsError: it cannot start; says why.
+    """
+    from llmgw.server.logs import log_to_stderr
+
+    log_to_stderr()
+    for words in settings.warnings:
+        log.warning("%s", words)
+    signals = _Signals()
+    with contextlib.ExitStack() as stack:
+        deploy = _start(settings, stack)
+        while signals.wait():
+            _apply_files(settings, deploy)
+        log.info("stopping: gateways finish their answers first")
+
+
+class _Signals:
+    """SIGTERM and SIGINT end, SIGHUP applies the profile files again. A second ending signal ends at once."""
+
+    def __init__(self) -> None:
+        self._wake = threading.Event()
+        self._end = False
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._ending)
+        signal.signal(signal.SIGHUP, self._again)
+
+    def wait(self) -> bool:
+        """True when the files are to be applied again, False when it is time to end."""
+        self._wake.wait()
+        self._wake.clear()
+        return not self._end
+
+    def _ending(self, number: int, _: object) -> None:
+        if self._end:
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
+        self._end = True
+        self._wake.set()
+
+    def _again(self, _: int, __: object) -> None:
+        self._wake.set()
+
+
+def _start(settings: ServerSettings, stack: contextlib.ExitStack) -> Deploy:
+    """Make every part, in the order of who needs whom; `stack` ends them in reverse."""
+    from llmgw.server.admin import Parts
+    from llmgw.server.auth import Gate, Sessions, load_token
+    from llmgw.server.control import Control
+    from llmgw.server.deploy import Deploy
+    from llmgw.server.fleet import Fleet
+    from llmgw.server.listener import Listener
+    from llmgw.server.state import open_state
+    from llmgw.server.web import Web, make_app
+    from llmgw.server.workers import Workers
+    from llmgw.system.clock import RealClock
+    from llmgw.wire.tls import TlsFiles
+
+    clock = RealClock()
+    http = settings.http
+    state = open_state(settings.state)
+    stack.callback(state.close)
+    token = load_token(Path(http.admin_token_file))
+
+    later: list[Deploy] = []
+    fleet = Fleet(
+        clock,
+        state.nodes(),
+        lost_after=settings.scheduling.lost_after,
+        on_change=lambda: later[0].poke(),
+        on_new=lambda node_id: state.add_node(node_id, clock.now()),
+    )
+    control = Control(settings.state_dir / "control.sock", lambda: workers.poke())
+    deploy = Deploy(
+        state,
+        fleet,
+        clock,
+        settings.engine_specs,
+        _capabilities(),
+        mass_loss_fraction=settings.scheduling.mass_loss_fraction,
+        keys_required=settings.keys_required,
+        publish=control.publish,
+    )
+    later.append(deploy)
+    workers = Workers(
+        control,
+        clock,
+        _Gateway(settings),
+        count=settings.gateway.workers,
+        listen=str(http.listen),
+        on_serving=lambda address: log.info("serving http%s://%s", "s" if http.tls else "", address),
+    )
+    control.start()
+    stack.callback(control.stop)
+    _take_address(settings, workers)
+
+    gate = Gate(
+        token,
+        Sessions(clock),
+        hosts=(http.listen.host, socket.gethostname()) if http.listen.loopback else None,
+        open_page=http.listen.loopback,
+        secure=http.tls is not None,
+    )
+    parts = Parts(state, fleet, deploy, control, clock, clock.now())
+    web = Web(settings.state_dir / "admin.sock", lambda stopping: make_app(parts, gate, stopping))
+    web.start()
+    stack.callback(web.stop)
+
+    _apply_files(settings, deploy)
+    deploy.start()
+    stack.callback(deploy.stop)
+    tls = settings.agents.tls
+    listener = Listener(
+        settings.agents.listen.host,
+        settings.agents.listen.port,
+        sink=fleet,
+        clock=clock,
+        server_id=state.server_id,
+        epoch=state.epoch,
+        heartbeat_interval_s=INTERVAL_S,
+        tls=TlsFiles(tls.ca, tls.cert, tls.key, tls.crl) if tls else None,
+    )
+    listener.start()
+    stack.callback(listener.stop)
+    workers.start()
+    stack.callback(workers.stop, DRAIN_S)
+    log.info("agents dial %s:%d; epoch %d", settings.agents.listen.host, listener.port, state.epoch)
+    return deploy
+
+
+def _take_address(settings: ServerSettings, workers: Workers) -> None:
+    """Make sure that `http.listen` is free, or held by gateways of an earlier server, which are then kept.
+
+    Raises:
+        AddressInUse: somebody else has it.
+    """
+    from llmgw.errors import AddressInUse
+    from llmgw.server.workers import check_free
+
+    listen = settings.http.listen
+    try:
+        check_free(listen.host, listen.port)
+    except AddressInUse:
+        survivors = workers.adopt(SURVIVORS_S)
+        if not survivors:
+            raise
+        log.info("%d gateways of an earlier server go on", len(survivors))
+
+
+def _capabilities() -> Mapping[str, Capabilities]:
+    """What each provider's engine can do; a provider that does not load is told in the log and left out."""
+    from llmgw.providers import registry
+
+    loaded = registry.load()
+    for problem in loaded.problems:
+        log.warning("%s", problem.words())
+    return {name: provider.capabilities for name, provider in loaded.providers.items()}
+
+
+def _apply_files(settings: ServerSettings, deploy: Deploy) -> None:
+    """Apply every profile file of `profiles_dir`; a broken one is told in the log and the others are applied."""
+    from llmgw.config import load_profiles
+    from llmgw.errors import LlmgwError
+
+    if settings.profiles_dir is None:
+        return
+    files = sorted(path for path in Path(settings.profiles_dir).glob("*") if path.suffix in (".yaml", ".yml"))
+    if not files:
+        log.warning("`profiles_dir` `%s` holds no profile file (`*.yaml`)", settings.profiles_dir)
+    for path in files:
+        try:
+            for profile in load_profiles(path):
+                deploy.apply(profile)
+        except LlmgwError as error:
+            log.error("`%s` is not applied: %s", path, error.words())
+
+
+class _Gateway:
+    """Starts gateway processes."""
+
+    def __init__(self, settings: ServerSettings) -> None:
+        limits = settings.gateway
+        self._options = [
+            *("--control", str(settings.state_dir / "control.sock")),
+            *("--admin", str(settings.state_dir / "admin.sock")),
+            *("--listen", str(settings.http.listen)),
+            *("--queue", str(limits.queue)),
+            *("--queue-timeout", f"{limits.queue_timeout_s:f}s"),
+            *("--first-token-timeout", f"{limits.first_token_timeout_s:f}s"),
+            *("--token-gap-timeout", f"{limits.token_gap_timeout_s:f}s"),
+        ]
+        if settings.http.tls is not None:
+            self._options += ["--tls-cert", settings.http.tls.cert, "--tls-key", settings.http.tls.key]
+
+    def __call__(self, index: int) -> Daemon:
+        from llmgw.system.commands import start_daemon
+        from llmgw.system.selfexec import own_argv, own_env
+
+        argv = [*own_argv(), "gateway", *self._options, "--index", str(index)]
+        return start_daemon(argv, env=own_env(), log_path=None)

@@ -1,0 +1,288 @@
+"""The server's end of the wire: who is let in, and whose messages go where.
+
+The link's loop thread only sorts; lanes (worker threads) handle complete messages. All of one node's messages, of all
+its connections, go through one lane, so they are handled in order and a newer connection never races an older one.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import zlib
+from typing import Protocol
+
+from attrs import define, evolve, field
+
+from llmgw.domain.ids import check_node_id
+from llmgw.domain.report import NodeReport
+from llmgw.errors import LinkError, LlmgwError, TlsError, WireError
+from llmgw.server.handles import AgentHandle
+from llmgw.system.clock import Clock
+from llmgw.wire.conn import Conn, LinkLimits
+from llmgw.wire.link import Link
+from llmgw.wire.messages import PROTOCOL, Ack, Answer, Hello, Message, Refused, Report, Welcome
+from llmgw.wire.tls import Identity, TlsFiles, TlsSource, peer_identity
+
+log = logging.getLogger(__name__)
+
+__all__ = ["AgentHandle", "FleetSink", "Listener"]
+
+_SILENT_BEATS = 4
+_PAUSE_AT = 64
+_RESUME_AT = 16
+
+
+class FleetSink(Protocol):
+    """Who keeps the fleet. Called by worker threads, never twice at once for one node; should return quickly."""
+
+    def admit(self, node_id: str, hello: Hello, address: str, agent: AgentHandle) -> None:
+        """A node is at the door. When it was already in, `agent` takes the place of the older connection, for which
+        `left` is not called.
+
+        Raises:
+            LlmgwError: it is refused with this code and these words.
+        """
+        ...
+
+    def reported(self, node_id: str, report: NodeReport) -> None:
+        """A report arrived; `facts` None means unchanged."""
+        ...
+
+    def left(self, node_id: str, instance_id: str, words: str) -> None:
+        """The node's connection is gone, and why."""
+        ...
+
+
+@define(eq=False)
+class _Guest:
+    """What the listener knows of one connection; `lane` is chosen by the node id in its hello."""
+
+    lane: int | None = None
+    identity: Identity | None = None
+    handle: AgentHandle | None = None
+    waiting: int = 0
+    lock: threading.Lock = field(factory=threading.Lock)
+
+
+@define(eq=False)
+class _Job:
+    conn: Conn
+    guest: _Guest
+    message: Message | None
+    error: LlmgwError | None = None
+
+
+class Listener:
+    """Accepts agents.
+
+    Args:
+        host, port: where to listen; port 0 lets the kernel choose.
+        sink: who keeps the fleet.
+        clock: for deadlines.
+        server_id, epoch, heartbeat_interval_s: told to every agent.
+        tls: PEM files; None for plain text, where a node is who it says it is.
+        limits: bounds of the link; `idle_s` is set from the heartbeat interval when it is None.
+        workers: number of lanes.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        *,
+        sink: FleetSink,
+        clock: Clock,
+        server_id: str,
+        epoch: int,
+        heartbeat_interval_s: float,
+        tls: TlsFiles | None = None,
+        limits: LinkLimits | None = None,
+        workers: int = 4,
+    ) -> None:
+        self._host = host
+        self._wanted_port = port
+        self._sink = sink
+        self._clock = clock
+        self._welcome = Welcome(PROTOCOL, server_id, epoch, heartbeat_interval_s)
+        self._tls = TlsSource(tls, "server") if tls is not None else None
+        bounds = limits or LinkLimits()
+        if bounds.idle_s is None:
+            bounds = evolve(bounds, idle_s=max(2.0, _SILENT_BEATS * heartbeat_interval_s))
+        self._link = Link(self, clock, bounds, name="agents-link")
+        self._lanes: list[queue.SimpleQueue[_Job | None]] = [queue.SimpleQueue() for _ in range(workers)]
+        self._workers = [
+            threading.Thread(target=self._work, args=(lane,), name=f"agents-{at}", daemon=True)
+            for at, lane in enumerate(self._lanes)
+        ]
+        self._live: dict[str, AgentHandle] = {}
+        self._port: int | None = None
+
+    def start(self) -> None:
+        """Listen and serve.
+
+        Raises:
+            AddressInUse, LinkError: the address cannot be listened on.
+            TlsError: certificate files cannot be used.
+        """
+        if self._tls is not None:
+            self._tls.current()
+        self._port = self._link.listen(self._host, self._wanted_port, self._tls.current if self._tls else None)
+        for worker in self._workers:
+            worker.start()
+        self._link.start()
+
+    def stop(self) -> None:
+        """Close every connection and join the threads."""
+        self._link.stop("the server is stopping")
+        for lane in self._lanes:
+            lane.put(None)
+        for worker in self._workers:
+            if worker.is_alive():
+                worker.join()
+
+    @property
+    def port(self) -> int:
+        """The port listened on; 0 before `start`."""
+        return self._port or 0
+
+    # On the link's loop thread: sort and return.
+
+    def opened(self, conn: Conn) -> None:
+        guest = conn.data = _Guest()
+        if conn.certificate is not None:
+            try:
+                guest.identity = peer_identity(conn.certificate)
+            except TlsError as error:
+                self._refuse(conn, error)
+
+    def received(self, conn: Conn, message: Message) -> None:
+        guest: _Guest = conn.data
+        if isinstance(message, Answer):
+            if guest.handle is not None:
+                guest.handle.answered(message)
+            return
+        if guest.lane is None:
+            if not isinstance(message, Hello):
+                self._refuse(conn, WireError("the first message must be `hello`"))
+                return
+            guest.lane = zlib.crc32(message.node_id.encode("utf-8", "replace")) % len(self._lanes)
+        with guest.lock:
+            guest.waiting += 1
+            if guest.waiting == _PAUSE_AT:
+                self._link.pause(conn, True)
+        self._lanes[guest.lane].put(_Job(conn, guest, message))
+
+    def closed(self, conn: Conn, error: LlmgwError) -> None:
+        guest: _Guest | None = conn.data
+        if guest is None or guest.lane is None:
+            _log_refusal(conn, error)
+        else:
+            if guest.handle is not None:
+                guest.handle.ended(error)
+            self._lanes[guest.lane].put(_Job(conn, guest, None, error))
+
+    def _refuse(self, conn: Conn, error: LlmgwError) -> None:
+        words = f"{error.words()} ({error.hint})" if error.hint else error.words()
+        self._link.send(conn, Refused(error.code, words))
+        self._link.close(conn, error)
+
+    # On the worker threads.
+
+    def _work(self, lane: queue.SimpleQueue[_Job | None]) -> None:
+        while (job := lane.get()) is not None:
+            try:
+                self._handle(job)
+            except LlmgwError as error:
+                self._refuse(job.conn, error)
+            except Exception as error:
+                log.exception("fault while handling a message from %s", job.conn.address)
+                self._refuse(job.conn, LinkError("a fault inside the server", cause=type(error).__name__))
+
+    def _handle(self, job: _Job) -> None:
+        guest = job.guest
+        if job.message is None:
+            self._gone(job)
+            return
+        with guest.lock:
+            guest.waiting -= 1
+            if guest.waiting == _RESUME_AT:
+                self._link.pause(job.conn, False)
+        match job.message:
+            case Hello() as hello:
+                self._admit(job.conn, guest, hello)
+            case Report(report) if guest.handle is not None:
+                if self._live.get(guest.handle.node_id) is guest.handle:
+                    self._report(guest.handle, report)
+            case message:
+                raise WireError(f"`{type(message).__name__.lower()}` is not for the server to hear now")
+
+    def _admit(self, conn: Conn, guest: _Guest, hello: Hello) -> None:
+        if guest.handle is not None:
+            raise WireError("`hello` came twice on one connection")
+        node_id = check_node_id(hello.node_id)
+        if abs(hello.protocol - PROTOCOL) > 1:
+            raise WireError(
+                f"the agent speaks protocol {hello.protocol}, this server {PROTOCOL}",
+                cause=f"the agent is llmgw {hello.version[:40]!a}",
+                hint="bring both to neighbouring versions",
+            )
+        if self._tls is not None:
+            _check_identity(guest.identity, node_id)
+        handle = AgentHandle(self._link, conn, node_id, hello.instance_id)
+        self._sink.admit(node_id, hello, conn.address, handle)
+        guest.handle = handle
+        older = self._live.get(node_id)
+        self._live[node_id] = handle
+        self._link.raise_limit(conn)
+        handle.say(self._welcome)
+        handle.welcomed()
+        if older is not None:
+            self._replace(older, handle)
+
+    def _replace(self, older: AgentHandle, newer: AgentHandle) -> None:
+        if older.instance_id != newer.instance_id:
+            log.warning(
+                "two agents say they are node `%s`: the one at %s takes the place of the one at %s; "
+                "a restart, or a copied certificate or node id",
+                newer.node_id, newer.address, older.address,
+            )  # fmt: skip
+        older.close(f"replaced by a newer connection of node `{newer.node_id}` from {newer.address}")
+
+    def _report(self, handle: AgentHandle, report: NodeReport) -> None:
+        try:
+            self._sink.reported(handle.node_id, report)
+        except Exception:
+            # The report arrived, and the agent cannot mend our fault by sending it again.
+            log.exception("fault while taking in a report of node `%s`", handle.node_id)
+        handle.say(Ack(report.seq))
+
+    def _gone(self, job: _Job) -> None:
+        handle, error = job.guest.handle, job.error or LinkError("closed")
+        if handle is None:
+            _log_refusal(job.conn, error)
+            return
+        # Admitted on this very lane, perhaps after the loop had already seen the end.
+        handle.ended(error)
+        if self._live.get(handle.node_id) is handle:
+            del self._live[handle.node_id]
+            self._sink.left(handle.node_id, handle.instance_id, error.words())
+
+
+def _log_refusal(conn: Conn, error: LlmgwError) -> None:
+    # Port scans and health checks come and go without a word.
+    level = logging.INFO if type(error) is LinkError else logging.WARNING
+    log.log(level, "connection from %s not taken in: %s", conn.address, error)
+
+
+def _check_identity(identity: Identity | None, node_id: str) -> None:
+    if identity is None:
+        raise TlsError("the agent shows no certificate")
+    if identity.role != "node":
+        whose = f"that of {identity.role} `{identity.name}`" if identity.role else f"`{identity.name}`, without a role"
+        raise TlsError(f"the certificate is {whose}, a node's is needed", hint="`llmgw ctl cert issue-client NODE`")
+    if identity.name != node_id:
+        raise TlsError(
+            f"the certificate is for node `{identity.name[:80]}`, the agent says it is node `{node_id}`",
+            hint="set `node_id` to the certificate's name, or issue one for this node",
+        )

@@ -1,0 +1,1 @@
+"""The cluster page: rendered here, kept current by server-sent events, readable without script."""

@@ -1,0 +1,281 @@
+"""What must survive the server: profiles, replica assignments, known nodes, client keys, and the fencing epoch.
+
+One SQLite file (WAL, synchronous=FULL, mode 0600) and a lock beside it. Heartbeats never come here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import sqlite3
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from attrs import evolve, frozen
+
+from llmgw.domain.profiles import Profile
+from llmgw.domain.replicas import ReplicaSpec
+from llmgw.domain.rollout import Assignment
+from llmgw.domain.routing import RouteKey
+from llmgw.errors import FileError, LlmgwError, LockHeld, StateError
+from llmgw.system.files import lock, make_dir
+from llmgw.wire.shapes import from_json, to_json
+
+MIGRATIONS: tuple[str, ...] = (
+    """
+    CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
+    CREATE TABLE profiles (name TEXT PRIMARY KEY, body TEXT NOT NULL, created REAL NOT NULL) STRICT;
+    CREATE TABLE assignments (
+        replica_id TEXT PRIMARY KEY, idx INTEGER NOT NULL, node_id TEXT NOT NULL, epoch INTEGER NOT NULL,
+        memory_bytes INTEGER, host TEXT, port INTEGER, api_key TEXT NOT NULL, spec TEXT NOT NULL
+    ) STRICT;
+    CREATE TABLE nodes (node_id TEXT PRIMARY KEY, first_seen REAL NOT NULL) STRICT;
+    CREATE TABLE keys (name TEXT PRIMARY KEY, sha256 TEXT NOT NULL UNIQUE, models TEXT NOT NULL, created REAL NOT NULL)
+        STRICT;
+    """,
+)
+"""Each script brings the schema from version N (its index) to N + 1. Scripts are only ever added."""
+
+_RESTORE = "restore the file from a backup, or move it away: the server then starts without profiles"
+
+
+@frozen
+class StoredProfile:
+    """A profile and when it was first applied (seconds since the epoch)."""
+
+    profile: Profile
+    created: float
+
+
+@frozen
+class StoredKey:
+    """A client's key: its hash, the models it may use (empty: all), when it was made."""
+
+    key: RouteKey
+    created: float
+
+
+class State:
+    """The open state. Any thread may call; each write is on disk when its method returns.
+
+    Attributes:
+        server_id: stays with the file.
+        epoch: higher at each start; fences an older server out.
+    """
+
+    def __init__(self, db: sqlite3.Connection, path: Path, held: contextlib.ExitStack) -> None:
+        self._db = db
+        self._path = path
+        self._held = held
+        self._lock = threading.Lock()
+        with self._write("begin a new epoch") as db:
+            self.server_id = _meta(db, "server_id") or secrets.token_hex(8)
+            self.epoch = int(_meta(db, "epoch") or 0) + 1
+            _set_meta(db, "server_id", self.server_id)
+            _set_meta(db, "epoch", str(self.epoch))
+
+    def close(self) -> None:
+        """Close the file and let go of its lock."""
+        with self._lock:
+            self._db.close()
+            self._held.close()
+
+    def profiles(self) -> tuple[StoredProfile, ...]:
+        """All profiles by name."""
+        rows = self._read("SELECT body, created FROM profiles ORDER BY name")
+        return tuple(StoredProfile(self._value(body, Profile), created) for body, created in rows)
+
+    def put_profile(self, profile: Profile, now: float) -> bool:
+        """Keep a profile; False when the very same was there already."""
+        body = json.dumps(to_json(profile), sort_keys=True)
+        with self._write(f"keep profile `{profile.name}`") as db:
+            row = db.execute("SELECT body FROM profiles WHERE name = ?", (profile.name,)).fetchone()
+            if row is not None and row[0] == body:
+                return False
+            db.execute(
+                "INSERT INTO profiles VALUES (?, ?, ?) ON CONFLICT (name) DO UPDATE SET body = excluded.body",
+                (profile.name, body, now),
+            )
+        return True
+
+    def delete_profile(self, name: str) -> bool:
+        """Forget a profile; False when there was none."""
+        with self._write(f"delete profile `{name}`") as db:
+            return db.execute("DELETE FROM profiles WHERE name = ?", (name,)).rowcount > 0
+
+    def assignments(self) -> tuple[Assignment, ...]:
+        """Which replica was given to which node."""
+        rows = self._read(
+            "SELECT idx, node_id, memory_bytes, host, port, api_key, spec FROM assignments ORDER BY replica_id"
+        )
+        return tuple(
+            Assignment(index, node_id, evolve(self._value(spec, ReplicaSpec), api_key=key), memory_bytes, host, port)
+            for index, node_id, memory_bytes, host, port, key, spec in rows
+        )
+
+    def reassign(self, starts: Sequence[Assignment], stops: Sequence[str]) -> None:
+        """Keep new assignments and forget those of the replica ids in `stops`, all or nothing."""
+        with self._write("keep where replicas run") as db:
+            db.executemany("DELETE FROM assignments WHERE replica_id = ?", [(name,) for name in stops])
+            for item in starts:
+                spec = json.dumps(to_json(evolve(item.spec, api_key="")), sort_keys=True)
+                db.execute(
+                    "INSERT OR REPLACE INTO assignments VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                    (
+                        item.spec.replica_id,
+                        item.index,
+                        item.node_id,
+                        item.spec.epoch,
+                        item.memory_bytes,
+                        item.host,
+                        item.port,
+                        item.spec.api_key,
+                        spec,
+                    ),
+                )
+
+    def next_epoch(self, count: int) -> int:
+        """Reserve `count` replica epochs never used before; the first of them."""
+        with self._write("reserve replica epochs") as db:
+            first = int(_meta(db, "replica_epoch") or 0) + 1
+            _set_meta(db, "replica_epoch", str(first + count - 1))
+        return first
+
+    def nodes(self) -> tuple[str, ...]:
+        """Ids of all nodes that ever connected."""
+        return tuple(row[0] for row in self._read("SELECT node_id FROM nodes ORDER BY node_id"))
+
+    def add_node(self, node_id: str, now: float) -> None:
+        """Remember a node; once for each node, not for each connection."""
+        with self._write(f"remember node {node_id}") as db:
+            db.execute("INSERT OR IGNORE INTO nodes VALUES (?, ?)", (node_id, now))
+
+    def client_keys(self) -> tuple[StoredKey, ...]:
+        """The clients' keys by name."""
+        rows = self._read("SELECT name, sha256, models, created FROM keys ORDER BY name")
+        return tuple(StoredKey(RouteKey(name, sha, tuple(json.loads(models))), at) for name, sha, models, at in rows)
+
+    def add_key(self, key: RouteKey, now: float) -> bool:
+        """Keep a key; False when the name is taken."""
+        with self._write(f"keep key `{key.name}`") as db:
+            row = (key.name, key.sha256, json.dumps(list(key.models)), now)
+            return db.execute("INSERT OR IGNORE INTO keys VALUES (?, ?, ?, ?)", row).rowcount > 0
+
+    def delete_key(self, name: str) -> bool:
+        """Forget a key; False when there was none."""
+        with self._write(f"delete key `{name}`") as db:
+            return db.execute("DELETE FROM keys WHERE name = ?", (name,)).rowcount > 0
+
+    def _read(self, query: str) -> list[Any]:
+        with self._lock, _mapped(self._path, "read"):
+            return self._db.execute(query).fetchall()
+
+    @contextlib.contextmanager
+    def _write(self, what: str) -> Iterator[sqlite3.Connection]:
+        with self._lock, _mapped(self._path, what):
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                yield self._db
+            except BaseException:
+                self._db.execute("ROLLBACK")
+                raise
+            self._db.execute("COMMIT")
+
+    def _value(self, text: str, kind: type[Any]) -> Any:
+        try:
+            return from_json(json.loads(text), kind)
+        except (ValueError, LlmgwError) as error:
+            raise StateError(
+                f"`{self._path}` holds a broken {kind.__name__}", cause=str(error), hint=_RESTORE
+            ) from error
+
+
+def open_state(where: str) -> State:
+    """Open the state, create it when it is not there, and bring an older schema up to date.
+
+    Args:
+        where: path of an SQLite file.
+
+    Raises:
+        LockHeld: another server has it.
+        StateError: it cannot be opened, is broken, or belongs to a newer llmgw.
+    """
+    if where.startswith(("postgresql:", "postgres:")):
+        raise StateError(
+            "cannot keep the state in PostgreSQL",
+            cause="this version of llmgw keeps it in SQLite only",
+            hint="write the path of a file, such as `/var/lib/llmgw/state.db`, under `state`",
+        )
+    path = Path(where)
+    held = contextlib.ExitStack()
+    try:
+        make_dir(path.parent, 0o700)
+        held.enter_context(lock(path.with_name(f"{path.name}.lock"), "llmgw server"))
+        with _mapped(path, "open"):
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+            path.chmod(0o600)
+            db = sqlite3.connect(path, timeout=5.0, isolation_level=None, check_same_thread=False)
+        held.callback(db.close)
+        with _mapped(path, "open"):
+            db.execute("PRAGMA journal_mode = WAL")
+            db.execute("PRAGMA synchronous = FULL")
+            checked = db.execute("PRAGMA quick_check(1)").fetchone()[0]
+            if checked != "ok":
+                raise StateError(f"`{path}` is damaged", cause=str(checked), hint=_RESTORE)
+            _migrate(db, path)
+        return State(db, path, held.pop_all())
+    except LockHeld:
+        raise
+    except FileError as error:
+        raise StateError(error.message, cause=error.cause, hint=error.hint) from error
+    finally:
+        held.close()
+
+
+def _migrate(db: sqlite3.Connection, path: Path) -> None:
+    db.execute("CREATE TABLE IF NOT EXISTS migrations (version INTEGER PRIMARY KEY, applied TEXT NOT NULL) STRICT")
+    version = db.execute("SELECT coalesce(max(version), 0) FROM migrations").fetchone()[0]
+    if version > len(MIGRATIONS):
+        raise StateError(
+            f"`{path}` was written by a newer llmgw",
+            cause=f"its schema is version {version}, this llmgw knows {len(MIGRATIONS)}",
+            hint="start the newer llmgw, or restore a backup from before the upgrade",
+        )
+    for number, script in enumerate(MIGRATIONS[version:], version + 1):
+        db.execute("BEGIN IMMEDIATE")
+        for statement in script.split(";"):
+            if statement.strip():
+                db.execute(statement)
+        db.execute("INSERT INTO migrations VALUES (?, datetime('now'))", (number,))
+        db.execute("COMMIT")
+
+
+@contextlib.contextmanager
+def _mapped(path: Path, what: str) -> Iterator[None]:
+    try:
+        yield
+    except sqlite3.Error as error:
+        words = str(error)
+        hint = _RESTORE
+        if "locked" in words:
+            hint = "another program has the file open: close it"
+        elif "full" in words:
+            hint = "free some space on this file system"
+        elif "readonly" in words or "unable to open" in words:
+            hint = "run as a user who may write there, or name another path under `state`"
+        raise StateError(f"cannot {what} in the state `{path}`", cause=words, hint=hint) from error
+    except OSError as error:
+        raise StateError(f"cannot {what} the state `{path}`", cause=error.strerror or str(error)) from error
+
+
+def _meta(db: sqlite3.Connection, key: str) -> str | None:
+    row = db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
+    return None if row is None else str(row[0])
+
+
+def _set_meta(db: sqlite3.Connection, key: str, value: str) -> None:
+    db.execute("INSERT INTO meta VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value", (key, value))

@@ -1,0 +1,21 @@
+"""Starting further processes of this very llmgw: same file, same interpreter."""
+
+from __future__ import annotations
+
+import os
+import sys
+import zipfile
+from pathlib import Path
+
+
+def own_argv() -> list[str]:
+    """The command that runs this llmgw again: the one-file executable when it was started as one, else the package."""
+    started = Path(sys.argv[0]) if sys.argv and sys.argv[0] else None
+    if started is not None and started.is_file() and zipfile.is_zipfile(started):
+        return [sys.executable, str(started.resolve())]
+    return [sys.executable, "-m", "llmgw"]
+
+
+def own_env() -> dict[str, str]:
+    """The environment for a process of our own: this one's, with output that is written at once."""
+    return {**os.environ, "PYTHONUNBUFFERED": "1"}
