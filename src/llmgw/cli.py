@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import click
@@ -160,14 +160,17 @@ def _traceback(debug: bool) -> None:
 
 
 def _say(what: str, words: str) -> None:
-    _print(f"{what}: {words}")
+    from llmgw.ctl.text import escape
+
+    # escaped here already, so that a line break in somebody's words cannot begin a `hint:` of theirs
+    _print(f"{what}: {escape(words)}")
 
 
-def _print(text: Any) -> None:
+def _print(text: str) -> None:
     from llmgw.ctl.text import escape
 
     # words may quote a node or a client: nothing a terminal could obey gets through
-    lines = [escape(line) for line in str(text).split("\n")]
+    lines = [escape(line) for line in text.split("\n")]
     try:
         sys.stderr.write("\n".join(lines) + "\n")
     except OSError:

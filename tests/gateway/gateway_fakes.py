@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
-import os
 import signal
 import socket
 import subprocess
@@ -225,7 +224,10 @@ class Gateway:
         listen = [] if "--listen" in flags else ["--listen", "127.0.0.1:0"]
         argv = ["--control", str(self.control_path), "--admin", str(self.admin_path), *listen, *flags]
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "llmgw", "gateway", *argv], stdout=self._log, stderr=self._log, start_new_session=True
+            [sys.executable, "-m", "llmgw", "gateway", *argv],
+            stdout=self._log,
+            stderr=self._log,
+            start_new_session=True,
         )
         self.port = 0
         if self.control is not None:
@@ -316,7 +318,11 @@ def post(path: str, body: Any, *lines: str) -> bytes:
 
 
 def replica(
-    upstream: Engine | Scripted | int, name: str = "m#0", node: str = "node-a", ready: bool = True, slots: int | None = None
+    upstream: Engine | Scripted | int,
+    name: str = "m#0",
+    node: str = "node-a",
+    ready: bool = True,
+    slots: int | None = None,
 ) -> RouteReplica:
     port, key = (upstream, "") if isinstance(upstream, int) else (upstream.port, upstream.key)
     count = slots if slots is not None else 4 if isinstance(upstream, int) else upstream.slots
@@ -365,10 +371,3 @@ def dechunk(raw: bytes) -> tuple[bytes, bool]:
         assert rest[count : count + 2] == b"\r\n", "a chunk is longer or shorter than it says"
         out, rest = out + rest[:count], rest[count + 2 :]
     return out, False
-
-
-def is_running(pid: int) -> bool:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, 0)
-        return True
-    return False

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -113,7 +115,7 @@ def test_a_chunked_body_is_the_same_however_it_is_cut(cuts):
     body, data = ChunkedBody(100), CHUNKED + b"GET"
     edges = [0, *sorted(cuts), len(data)]
     rest = None
-    for start, end in zip(edges, edges[1:], strict=False):
+    for start, end in itertools.pairwise(edges):
         rest = body.feed(data[start:end]) if rest is None else rest + data[start:end]
     assert (bytes(body.body), rest) == (b"hello world", b"GET")
 
@@ -138,13 +140,15 @@ def test_a_chunked_body_is_the_same_however_it_is_cut(cuts):
     ],
 )
 def test_a_malformed_chunked_body_is_refused(raw):
-    whole, bytewise = ChunkedBody(100), ChunkedBody(100)
-    with pytest.raises(RequestRefused) as refused:
-        whole.feed(raw)
-    assert refused.value.answer.status == 400
-    with pytest.raises(RequestRefused):
-        for i in range(len(raw)):
-            bytewise.feed(raw[i : i + 1])
+    def feed(pieces: list[bytes]) -> None:
+        body = ChunkedBody(100)
+        for piece in pieces:
+            body.feed(piece)
+
+    for pieces in ([raw], [raw[i : i + 1] for i in range(len(raw))]):
+        with pytest.raises(RequestRefused) as refused:
+            feed(pieces)
+        assert refused.value.answer.status == 400
 
 
 def test_a_chunked_body_over_the_limit_is_refused_before_it_is_read():

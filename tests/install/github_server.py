@@ -126,7 +126,7 @@ class FileServer:
         self._open: set[Any] = set()
         self._server = _Quiet(("127.0.0.1", 0), Handler)
         self.port = self._server.server_address[1]
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), name="file-server")
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,), name="file-server")
 
     @property
     def url(self) -> str:
@@ -145,9 +145,6 @@ class FileServer:
 
     def __exit__(self, *_: object) -> None:
         self.closing.set()
-        for served in self.files.values():
-            if served.hold is not None:
-                served.hold.set()
         self._server.shutdown()
         for connection in list(self._open):
             with contextlib.suppress(OSError):
@@ -228,7 +225,9 @@ class FileServer:
             half = len(body) // 2
             handler.wfile.write(body[:half])
             handler.wfile.flush()
-            served.hold.wait(60)
+            hold = served.hold
+            while not hold.wait(0.05) and not self.closing.is_set():
+                pass
             body = body[half:]
         if served.drip is None:
             handler.wfile.write(body)
@@ -268,9 +267,6 @@ class GithubServer:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for served in self._blobs.values():
-            if served.hold is not None:
-                served.hold.set()
         self.files.__exit__()
         self.api_server.__exit__()
 

@@ -75,7 +75,6 @@ def test_ports_lie_outside_the_kernels_range_and_rest_after_use(bench: Bench) ->
     seen = []
     for digest in ("d1", "d2", "d3"):
         supervisor.set_desired([spec(bench, digest=digest)], 1)
-        wanted = digest
-        seen.append(wait_for(supervisor, ReplicaState.READY, where=lambda status: status.digest == wanted).port)
+        seen.append(wait_for(supervisor, ReplicaState.READY, where=lambda status, d=digest: status.digest == d).port)
     assert all(not low <= port <= high for port in seen)
     assert len(set(seen)) == 3

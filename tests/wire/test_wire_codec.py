@@ -153,7 +153,9 @@ def test_a_hostile_megabyte_costs_less_than_a_second(line: bytes) -> None:
 
 _JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(["type", "seq", "x"]), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(["type", "seq", "x"]), inner, max_size=3)
+    ),
     max_leaves=8,
 )
 

@@ -194,5 +194,3 @@ class Authority:
 
     def operator(self, name: str = "anna") -> TlsFiles:
         return self.files(authority.issue_operator(self.dir, name, now=time.time()))
-
-

@@ -42,17 +42,20 @@ class Check:
     words: str
 
 
-def owns_port(child: Child, host: str, port: int) -> bool:
-    """Whether the sockets that take connections to `host:port` belong to this engine (or one of its processes)."""
-    listening = procs.listening_inodes(host, port)
+def port_problem(handle: Handle, child: Child) -> Check | None:
+    """Whether the engine's address is its own: None when it is, or when the kernel does not let us know."""
+    listening = procs.listening_inodes(handle.host, handle.port)
+    if listening is None:
+        return None
     if not listening:
-        return False
+        return Check(Health.SILENT, "it does not listen yet")
     left = listening - procs.socket_inodes(child.pid)
-    if not left:
-        return True
-    for stat in child.members():
-        left -= procs.socket_inodes(stat.pid)
-    return not left
+    if left:  # the one that listens may be a process the engine has started
+        for stat in child.members():
+            left -= procs.socket_inodes(stat.pid)
+    if left:
+        return Check(Health.NOT_OURS, f"another process listens on its port {handle.port}")
+    return None
 
 
 def base_url(host: str, port: int) -> str:
@@ -64,32 +67,24 @@ def ask(http: Http, handle: Handle, child: Child, key: str, proven: bool) -> Che
     """Ask once.
 
     Args:
-        key: the replica's API key, "" for none. It is sent only to a socket that was seen to be the engine's.
+        key: the replica's API key, "" for none. It is sent only when the listening socket was seen to be the engine's.
         proven: the engine has already shown that the port and the key are its own.
     """
     url = base_url(handle.host, handle.port)
     path = handle.health_path
     timeout_s = handle.health_timeout_s
+    if not proven and (problem := port_problem(handle, child)):
+        return problem
     try:
         status = _status(http, url + path, timeout_s)
     except HttpError as error:
-        if error.status is None and not proven and not procs.listening_inodes(handle.host, handle.port):
-            return Check(Health.SILENT, "it does not listen yet")
         return Check(Health.SILENT, f"no answer on `{path}`: {error.cause or error.message}")
     if status != 200:
         if status in handle.loading_statuses:
             return Check(Health.LOADING, f"`{path}` answers {status}")
         return Check(Health.FAILING, f"`{path}` answers {status}")
-    if proven:
+    if proven or not key or not handle.key_path:
         return Check(Health.READY, f"`{path}` answers 200")
-    return _prove(http, handle, child, key, url)
-
-
-def _prove(http: Http, handle: Handle, child: Child, key: str, url: str) -> Check:
-    if not owns_port(child, handle.host, handle.port):
-        return Check(Health.NOT_OURS, f"port {handle.port} answers, but another process listens on it")
-    if not key or not handle.key_path:
-        return Check(Health.READY, f"`{handle.health_path}` answers 200")
     try:
         status = _status(http, url + handle.key_path, handle.health_timeout_s, key)
     except HttpError as error:

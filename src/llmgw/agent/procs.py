@@ -109,20 +109,26 @@ def in_session(session: int) -> list[Stat]:
     return found
 
 
-def listening_inodes(host: str, port: int) -> set[int]:
-    """Inodes of the TCP sockets that take connections to `host:port` (bound to it, or to every address)."""
+def listening_inodes(host: str, port: int) -> set[int] | None:
+    """Inodes of the TCP sockets that take connections to `host:port` (bound to it, or to every address).
+
+    Returns:
+        Empty when nobody listens there; None when the kernel's tables cannot be read.
+    """
     wanted = _spellings(host, port)
-    found = set()
+    found: set[int] = set()
+    readable = False
     for table in ("tcp", "tcp6"):
         try:
             lines = (_PROC / "net" / table).read_text().splitlines()[1:]
         except OSError:
             continue
+        readable = True
         for line in lines:
             fields = line.split()
             if len(fields) > 9 and fields[3] == _LISTEN and fields[1] in wanted:
                 found.add(int(fields[9]))
-    return found
+    return found if readable else None
 
 
 def socket_inodes(pid: int) -> set[int]:

@@ -27,6 +27,7 @@ from llmgw.units import format_duration
 from llmgw.wire.conn import Conn, LinkLimits
 from llmgw.wire.link import Link
 from llmgw.wire.messages import PROTOCOL, Hello, Message
+from llmgw.wire.stream import CLOSED
 from llmgw.wire.tls import TlsFiles, TlsSource
 
 log = logging.getLogger(__name__)
@@ -200,6 +201,9 @@ class Session:
                     ended = Ended(False, failed)
                 if ended.welcomed:
                     return True, ended.error
+                if ended.error.message == CLOSED:
+                    hint = "" if server.tls else "a server that wants TLS is dialled with `https://`"
+                    ended = Ended(False, LinkError(f"{CLOSED} before it said `welcome`", hint=hint))
                 # Of several addresses, one that answered and refused us says more than one where nothing listens.
                 if error is None or type(ended.error) is not LinkError:
                     error = ended.error

@@ -25,7 +25,7 @@ from llmgw.config.structure import (
     load_text,
     unknown_key,
 )
-from llmgw.config.values import AbsolutePath, Bytes, HostPort, Seconds, ServerUrl, check_source, is_loopback
+from llmgw.config.values import AbsolutePath, Bytes, HostPort, Seconds, ServerUrl, SourceName, check_source, is_loopback
 
 __all__ = [
     "AbsolutePath",
@@ -35,6 +35,7 @@ __all__ = [
     "Problem",
     "Seconds",
     "ServerUrl",
+    "SourceName",
     "at_least",
     "bad",
     "check_engine_name",

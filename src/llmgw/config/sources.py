@@ -10,7 +10,7 @@ _HF = re.compile(
     re.ASCII,
 )
 _PYPI = re.compile(
-    r"pypi:(?P<package>[A-Za-z0-9][\w.-]{0,99})==(?P<version>[\w.+!-]{1,60}):(?P<file>[^\0:#]{1,500})#sha256=[0-9a-f]{64}",
+    r"pypi:(?P<package>[A-Za-z0-9][\w.-]{0,99})==(?P<version>[\w.+!-]{1,60}):(?P<file>[^\0:#]{1,500})#sha256=[0-9a-f]{64}(?:&size=\d{1,15})?",
     re.ASCII,
 )
 _SCHEME = re.compile(r"[a-z][a-z0-9+.]*:")
@@ -67,5 +67,5 @@ def _check_url(text: str) -> None:
         raise ValueError("a model's URL must not hold a user name or password")
     if not host or not parts.path.strip("/"):
         raise ValueError("expected `https://HOST/PATH#sha256=HEX`")
-    if not re.fullmatch(r"sha256=[0-9a-f]{64}", parts.fragment):
+    if not re.fullmatch(r"sha256=[0-9a-f]{64}(?:&size=\d{1,15})?", parts.fragment, re.ASCII):
         raise ValueError("a model's URL must end in `#sha256=` and 64 lower-case hex digits")

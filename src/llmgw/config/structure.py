@@ -21,6 +21,8 @@ from llmgw.config.values import (
     HostPort,
     Seconds,
     ServerUrl,
+    SourceName,
+    check_source,
     parse_host_port,
     parse_server_url,
 )
@@ -368,5 +370,6 @@ _CONVERTER = _make()
 register(Seconds, _unit(parse_duration, "a duration with a unit, such as `5s` or `1m30s`"))
 register(Bytes, _unit(parse_size, "a size with a unit, such as `16MB` or `2GiB`"))
 register(AbsolutePath, _path)
+register(SourceName, _parsed(check_source))
 register(HostPort, _parsed(parse_host_port))
 register(ServerUrl, _parsed(parse_server_url))

@@ -16,6 +16,9 @@ Bytes = Annotated[int, "size"]
 AbsolutePath = Annotated[str, "path"]
 """An absolute path: nothing depends on the directory llmgw was started in."""
 
+SourceName = Annotated[str, "source"]
+"""Where engines are fetched from, see `check_source`."""
+
 _HOST = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,251}[A-Za-z0-9])?\.?")
 
 

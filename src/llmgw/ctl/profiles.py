@@ -43,6 +43,7 @@ def draw(data: dict[str, Any], look: Look) -> list[str]:
         refusal = entry.get("refusal") or {}
         words = entry.get("words") or ""
         said = [words, *([refusal["words"]] if refusal.get("words") and refusal["words"] not in words else ())]
+        said += [entry["note"]] if entry.get("note") else []
         said += [f"{node.get('node_id')}: {node.get('words')}" for node in refusal.get("nodes") or ()]
         rows += [[*row, line] for line in said]
     if not rows:
@@ -67,7 +68,7 @@ def draw_explain(data: dict[str, Any], look: Look) -> list[str]:
     """State and words, then a line for each node."""
     refusal = data.get("refusal") or {}
     said = [str(line) for line in data.get("lines") or ()]
-    more = [f"{at.get('node_id')}: {at.get('words')}" for at in data.get("placements") or ()]
+    more = [] if said else [f"{at.get('node_id')}: {at.get('words')}" for at in data.get("placements") or ()]
     more += [f"{at.get('node_id')}: {at.get('words')}" for at in refusal.get("nodes") or ()]
     said += [line for line in more if line not in said]
     head = f"{shown(data.get('profile'))}: {shown(data.get('state'))}"

@@ -30,15 +30,23 @@ def draw(data: dict[str, Any], look: Look) -> list[str]:
         ("Started", None if started is None else f"{started} ago"),
         ("Epoch", _plain(data.get("epoch"))),
         ("Nodes", _plain(data.get("nodes"))),
+        ("Models", _plain(data.get("models"))),
     ]
     lines = pairs(items, columns=look.columns, colour=look.colour)
     gateways = data.get("gateways")
     if not gateways:
         return [*lines, "", "no gateway is connected: clients get no answer" if gateways is not None else "gateways: ?"]
     rows: list[list[Cell | str | None]] = [
-        [_plain(gateway.get("pid")), gateway.get("listen"), _plain(gateway.get("in_flight"))] for gateway in gateways
+        [*(_plain(gateway.get(name)) for name in ("pid", "listen", "version", "requests", "in_flight"))]
+        for gateway in gateways
     ]
-    return [*lines, "", *render(["GATEWAY", "LISTEN", "IN FLIGHT"], rows, columns=look.columns, colour=look.colour)]
+    return [
+        *lines,
+        "",
+        *render(
+            ["GATEWAY", "LISTEN", "VERSION", "REQUESTS", "IN FLIGHT"], rows, columns=look.columns, colour=look.colour
+        ),
+    ]
 
 
 def _plain(value: Any) -> str | None:

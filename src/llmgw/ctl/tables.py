@@ -1,6 +1,7 @@
 """Tables that fit the terminal and never drop a letter of what a node said.
 
-The last column wraps at spaces. When the others leave it no room, each row becomes a block of `HEADER  value` lines.
+The last column wraps at spaces, beside the others while its longest word has room there, else below them. When even
+the others do not fit, each row becomes a block of `HEADER  value` lines.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ UNKNOWN = "?"
 ABSENT = "-"
 _GAP = 2
 _LEAST_WORDS = 24
+_INDENT = "    "
 
 _COLOURS = {"red": "31", "green": "32", "yellow": "33", "dim": "2"}
 _STATE_COLOURS = {
@@ -66,15 +68,38 @@ def render(
     cells = [[_cell(value) for value in row] for row in rows]
     widths = [max([width(header), *(width(row[i].text) for row in cells)]) for i, header in enumerate(headers)]
     fixed = sum(w + _GAP for w in widths[:-1])
-    if columns is not None and fixed + widths[-1] > columns:
-        if columns - fixed < min(_LEAST_WORDS, widths[-1]):
-            return _blocks(headers, cells, columns, colour)
-        widths[-1] = columns - fixed
+    if columns is None or fixed + widths[-1] <= columns:
+        return _beside(headers, cells, widths, None, colour)
+    left = columns - fixed
+    if left >= max(_LEAST_WORDS, *(width(word) for row in cells for word in row[-1].text.split(" "))):
+        return _beside(headers, cells, widths, left, colour)
+    if fixed - _GAP <= columns:
+        return _below(headers, cells, widths, columns, colour)
+    return _blocks(headers, cells, columns, colour)
+
+
+def _beside(
+    headers: Sequence[str], cells: Sequence[Sequence[Cell]], widths: Sequence[int], left: int | None, colour: bool
+) -> list[str]:
+    """The last column wraps beside the others, in `left` columns."""
     lines = [_line([Cell(h) for h in headers], widths, colour=False)]
+    indent = " " * sum(w + _GAP for w in widths[:-1])
     for row in cells:
-        words = wrap(row[-1].text, widths[-1]) if columns is not None else [row[-1].text]
+        words = [row[-1].text] if left is None else wrap(row[-1].text, left)
         lines.append(_line([*row[:-1], Cell(words[0], row[-1].colour)], widths, colour))
-        lines += [" " * fixed + _painted(Cell(more, row[-1].colour), colour) for more in words[1:]]
+        lines += [indent + _painted(Cell(more, row[-1].colour), colour) for more in words[1:]]
+    return lines
+
+
+def _below(
+    headers: Sequence[str], cells: Sequence[Sequence[Cell]], widths: Sequence[int], columns: int, colour: bool
+) -> list[str]:
+    """The last column stands below the others, indented."""
+    lines = [_line([Cell(h) for h in headers[:-1]], widths[:-1], colour=False)]
+    for row in cells:
+        lines.append(_line(row[:-1], widths[:-1], colour))
+        words = wrap(row[-1].text, max(columns - len(_INDENT), _LEAST_WORDS))
+        lines += [_INDENT + _painted(Cell(more, row[-1].colour), colour) for more in words]
     return lines
 
 

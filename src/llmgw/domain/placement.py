@@ -198,7 +198,7 @@ def usable_engine(name: str, spec: EngineSpec | None, node: NodeView) -> EngineS
         if outside:
             return no("engine-elsewhere", f"{outside} for engine `{name}`")
         return no("engine-absent", f"has no engine `{name}`, and has not said why")
-    last = max(said, key=lambda status: status.since)
+    last = max(said, key=lambda status: (spec is not None and status.version == spec.version, status.since))
     if last.state is EngineState.READY and last.usable:
         wanted = f"{spec.version} is wanted" if spec is not None else "it is no longer wanted: name it in server.yaml"
         return no("engine-version", f"engine `{name}` is {last.version or 'of unknown version'}, {wanted}")

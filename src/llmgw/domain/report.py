@@ -76,6 +76,11 @@ class NodeView:
     claims: Mapping[str, int] = field(factory=dict)
 
 
+def agreed_interval(asked_s: float) -> float:
+    """The heartbeat interval for a node whose configuration asks for `asked_s` seconds; NaN and nonsense give 5 s."""
+    return min(max(asked_s, 0.05), 600.0) if asked_s > 0 else 5.0
+
+
 def judge_presence(
     last_seen: float | None, connected: bool, now: float, interval_s: float, lost_after: int
 ) -> tuple[Presence, str]:

@@ -29,8 +29,8 @@ def _label(value: str) -> str:
     return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
-def prometheus(stats: Stats, balance: Balance) -> bytes:
-    """The counters in Prometheus' text format, version 0.0.4."""
+def prometheus(stats: Stats, balance: Balance, clients: int) -> bytes:
+    """The counters and the number of open client connections in Prometheus' text format, version 0.0.4."""
     lines = [
         "# HELP llmgw_build_info The version of this gateway.",
         "# TYPE llmgw_build_info gauge",
@@ -57,6 +57,7 @@ def prometheus(stats: Stats, balance: Balance) -> bytes:
         ("clients_gone_total", "Requests whose client went away before the end of the answer.", stats.gone),
     ):
         lines += [f"# HELP llmgw_{name} {words}", f"# TYPE llmgw_{name} counter", f"llmgw_{name} {value}"]
+    lines += ["# HELP llmgw_clients Open client connections.", "# TYPE llmgw_clients gauge", f"llmgw_clients {clients}"]
     return "\n".join([*lines, ""]).encode()
 
 

@@ -37,16 +37,16 @@ def aim(plane: Plane, head: RequestHead) -> tuple[Goal | Answer, RouteKey | None
     path = head.path
     if path.startswith("/v1/") or path == "/v1":
         key = plane.keys.check(head)
-        if path in CORE or path in plane.balance.paths:
-            if head.method != "POST":
-                raise _method(head, "POST")
-            return Goal.MODEL, key
         if path == "/v1/models":
             _only_get(head)
             return _models(plane, key), key
         if path.startswith("/v1/models/"):
             _only_get(head)
             return _one_model(plane, key, unquote(path[len("/v1/models/") :])), key
+        if path in CORE or path in plane.balance.paths:
+            if head.method != "POST":
+                raise _method(head, "POST")
+            return Goal.MODEL, key
         raise RequestRefused(_unknown_path(plane, head))
     if path == "/healthz":
         _only_get(head)
@@ -56,7 +56,8 @@ def aim(plane: Plane, head: RequestHead) -> tuple[Goal | Answer, RouteKey | None
         return _ready(plane), None
     if path == "/metrics":
         _only_get(head)
-        return Answer(200, prometheus(plane.stats, plane.balance), "text/plain; version=0.0.4; charset=utf-8"), None
+        text = prometheus(plane.stats, plane.balance, len(plane.clients))
+        return Answer(200, text, "text/plain; version=0.0.4; charset=utf-8"), None
     return Goal.ADMIN, None
 
 

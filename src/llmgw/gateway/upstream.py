@@ -13,6 +13,7 @@ import httptools
 from llmgw.gateway.settings import Options
 
 _HEAD_LIMIT = 64 << 10
+_HEAD_TOO_LARGE = f"the head of its answer is larger than {_HEAD_LIMIT} bytes"
 _NO_BODY = (204, 304)
 
 
@@ -56,8 +57,8 @@ class Upstream(asyncio.Protocol):
         self._forget = forget
         self._transport: Any = None
         self._parser = httptools.HttpResponseParser(self)
-        self._head_bytes = 0
-        self._interim = self._until_close = self._surplus = False
+        self._head_bytes = self._field_bytes = 0
+        self._interim = self._until_close = self._surplus = self._lives_on = False
         self.gone = False
 
     def ask(self, receiver: Receiver, head: bytes, body: bytes | bytearray, head_only: bool = False) -> None:
@@ -67,7 +68,7 @@ class Upstream(asyncio.Protocol):
         self.head_only = head_only
         self.headers = []
         self.length = None
-        self._head_bytes = 0
+        self._head_bytes = self._field_bytes = 0
         if len(body) <= 65536:
             self._transport.write(head + body)
         else:
@@ -83,8 +84,8 @@ class Upstream(asyncio.Protocol):
         """Whether another request may follow on this connection."""
         return (
             self.complete
+            and self._lives_on
             and not (self.fault or self._surplus or self._until_close or self.head_only or self.gone)
-            and bool(self._parser.should_keep_alive())
         )
 
     def pause(self) -> None:
@@ -131,7 +132,7 @@ class Upstream(asyncio.Protocol):
         if not self.headed:
             self._head_bytes += len(data)
             if self._head_bytes > _HEAD_LIMIT:
-                self.fault = f"the head of its answer is larger than {_HEAD_LIMIT} bytes"
+                self.fault = _HEAD_TOO_LARGE
         receiver.received(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -153,6 +154,7 @@ class Upstream(asyncio.Protocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         if not self.complete:
             self.headers.append((name.lower(), value))
+            self._field_bytes += len(name) + len(value)
 
     def on_headers_complete(self) -> None:
         if self.complete:
@@ -161,6 +163,9 @@ class Upstream(asyncio.Protocol):
         if self.status < 200:
             self._interim = True
             self.headers = []
+            return
+        if self._field_bytes > _HEAD_LIMIT:
+            self.fault = _HEAD_TOO_LARGE
             return
         self.headed = True
         chunked = False
@@ -181,8 +186,9 @@ class Upstream(asyncio.Protocol):
     def on_message_complete(self) -> None:
         if self._interim:
             self._interim = False
-        else:
+        elif not self.complete:
             self.complete = True
+            self._lives_on = bool(self._parser.should_keep_alive())
 
 
 class Pool:

@@ -46,6 +46,7 @@ def _listen(text: str) -> tuple[str, int]:
 @click.option("--total-timeout", type=_Duration(), default="1h")
 @click.option("--drain-timeout", type=_Duration(), default="60s")
 @click.option("--connect-timeout", type=_Duration(), default="3s")
+@click.option("--head-timeout", type=_Duration(), default="15s")
 @click.option("--keepalive", type=_Duration(), default="75s")
 @click.option("--max-body", default=64 << 20, help="Bytes of a request body.")
 def command(
@@ -62,6 +63,7 @@ def command(
     total_timeout: float,
     drain_timeout: float,
     connect_timeout: float,
+    head_timeout: float,
     keepalive: float,
     max_body: int,
 ) -> None:
@@ -78,6 +80,7 @@ def command(
         total_timeout_s=total_timeout,
         drain_timeout_s=drain_timeout,
         connect_timeout_s=connect_timeout,
+        head_timeout_s=head_timeout,
         keepalive_s=keepalive,
         max_body_bytes=max_body,
     )

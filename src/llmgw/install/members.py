@@ -25,7 +25,7 @@ class Limits:
         header_bytes: one extended header.
     """
 
-    members: int = 20_000
+    members: int = 5_000
     total_bytes: int = 8 << 30
     ratio: int = 50
     ratio_free_bytes: int = 10 << 20

@@ -80,6 +80,8 @@ class _Writer:
         self._root = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         os.fchmod(self._root, 0o755)
         self._below = below
+        self._at: Parts = ()
+        self._at_fd: int | None = None
         self._files = 0
         self._bytes = 0
         self._tops: set[str] = set()
@@ -90,6 +92,8 @@ class _Writer:
 
     def __exit__(self, *_: object) -> None:
         os.close(self._root)
+        if self._at_fd is not None:
+            os.close(self._at_fd)
 
     def result(self) -> Unpacked:
         if not self._files:
@@ -104,6 +108,19 @@ class _Writer:
 
     @contextlib.contextmanager
     def _parent(self, parts: Parts) -> Iterator[int]:
+        if parts != self._at or self._at_fd is None:
+            fd = self._descend(parts)
+            if self._at_fd is not None:
+                os.close(self._at_fd)
+            self._at, self._at_fd = parts, fd
+        # of our own, so that a second parent may be asked for meanwhile
+        fd = os.dup(self._at_fd)
+        try:
+            yield fd
+        finally:
+            os.close(fd)
+
+    def _descend(self, parts: Parts) -> int:
         fd = os.dup(self._root)
         try:
             for part in parts:
@@ -113,9 +130,10 @@ class _Writer:
                 os.close(fd)
                 fd = deeper
                 os.fchmod(fd, 0o755)
-            yield fd
-        finally:
+        except OSError:
             os.close(fd)
+            raise
+        return fd
 
     def _note(self, at: Parts, *, is_dir: bool) -> None:
         # a plain file at the top counts as a top of its own: then there is no folder to strip

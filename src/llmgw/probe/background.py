@@ -78,7 +78,11 @@ class Latest(Generic[T]):
                 return done
             self._started_at = now
             self._running = threading.Event()
-            threading.Thread(target=self._round, args=(self._running,), name=self._name, daemon=True).start()
+            try:
+                threading.Thread(target=self._round, args=(self._running,), name=self._name, daemon=True).start()
+            except RuntimeError as error:  # no thread to be had: tried again when due
+                self._error = error
+                self._running.set()
             return self._running
 
     def _round(self, done: threading.Event) -> None:

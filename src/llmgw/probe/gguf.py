@@ -13,10 +13,10 @@ from attrs import field, frozen
 from llmgw.errors import LlmgwError
 
 MAX_HEADER_BYTES = 64 << 20
-_MAX_PAIRS = 65_536
-_MAX_TENSORS = 100_000
+_MAX_PAIRS = 8_192
+_MAX_TENSORS = 20_000
 _MAX_KEY = 65_535
-_MAX_STRINGS = 1_200_000  # the largest vocabularies with their merges have about 800 000
+_MAX_STRINGS = 1_000_000  # the largest vocabularies with their merges have about 800 000
 _MAX_KEPT_STRING = 1024
 _MAX_KEPT_ARRAY = 4096
 _MAX_DIMS = 4
@@ -139,8 +139,8 @@ class _Reader:
         try:
             for _ in range(count):
                 pos += 8 + unpack(data, pos)[0]
-        except struct.error:
-            self.skip(max(0, pos + 8 - self.pos))
+        except (struct.error, OverflowError):  # the position is beyond the bytes, or beyond any memory
+            self.skip(pos + 8 - self.pos)
             raise NeedMore("the header goes on beyond the end of the file") from None
         self.skip(pos - self.pos)
 

@@ -147,12 +147,14 @@ class Admin:
         name = check_model_name(request.path_params["name"])
         profile = profile_from_json(await _body(request), name)
         changed = await run_in_threadpool(self._parts.deploy.apply, profile)
+        await run_in_threadpool(self._parts.deploy.settle)
         return JSONResponse({"changed": changed, "profile": profile_to_json(profile)})
 
     async def _delete_profile(self, request: Request) -> Response:
         name = request.path_params["name"]
         if not await run_in_threadpool(self._parts.deploy.delete, name):
             raise _missing("profile", name, "`llmgw ctl profiles` lists them")
+        await run_in_threadpool(self._parts.deploy.settle)
         return JSONResponse({"deleted": name})
 
     async def _replicas(self, _: Request) -> Response:
@@ -197,14 +199,14 @@ class Admin:
         key = RouteKey(name, hashlib.sha256(made.encode()).hexdigest(), models)
         if not await run_in_threadpool(self._parts.state.add_key, key, self._parts.clock.now()):
             raise UsageError(f"there is a key `{name}` already", hint="choose another name", code="name-taken")
-        self._parts.deploy.poke()
+        await run_in_threadpool(self._parts.deploy.settle)
         return JSONResponse({"name": name, "key": made, "models": list(models)}, 201)
 
     async def _delete_key(self, request: Request) -> Response:
         name = request.path_params["name"]
         if not await run_in_threadpool(self._parts.state.delete_key, name):
             raise _missing("key", name, "`llmgw ctl keys list` lists them")
-        self._parts.deploy.poke()
+        await run_in_threadpool(self._parts.deploy.settle)
         return JSONResponse({"deleted": name})
 
 

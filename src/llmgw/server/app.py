@@ -25,6 +25,7 @@ log = logging.getLogger("llmgw.server")
 DRAIN_S = 30.0
 SURVIVORS_S = 2.5
 INTERVAL_S = 5.0
+SILENCE_S = 2400.0
 
 
 @click.command("server")
@@ -100,6 +101,7 @@ def _start(settings: ServerSettings, stack: contextlib.ExitStack) -> Deploy:
     from llmgw.server.web import Web, make_app
     from llmgw.server.workers import Workers
     from llmgw.system.clock import RealClock
+    from llmgw.wire.conn import LinkLimits
     from llmgw.wire.tls import TlsFiles
 
     clock = RealClock()
@@ -108,15 +110,15 @@ def _start(settings: ServerSettings, stack: contextlib.ExitStack) -> Deploy:
     stack.callback(state.close)
     token = load_token(Path(http.admin_token_file))
 
-    later: list[Deploy] = []
+    fleet_changed, gateways_changed = threading.Event(), threading.Event()
     fleet = Fleet(
         clock,
         state.nodes(),
         lost_after=settings.scheduling.lost_after,
-        on_change=lambda: later[0].poke(),
+        on_change=fleet_changed.set,
         on_new=lambda node_id: state.add_node(node_id, clock.now()),
     )
-    control = Control(settings.state_dir / "control.sock", lambda: workers.poke())
+    control = Control(settings.state_dir / "control.sock", gateways_changed.set)
     deploy = Deploy(
         state,
         fleet,
@@ -126,8 +128,8 @@ def _start(settings: ServerSettings, stack: contextlib.ExitStack) -> Deploy:
         mass_loss_fraction=settings.scheduling.mass_loss_fraction,
         keys_required=settings.keys_required,
         publish=control.publish,
+        wake=fleet_changed,
     )
-    later.append(deploy)
     workers = Workers(
         control,
         clock,
@@ -135,6 +137,7 @@ def _start(settings: ServerSettings, stack: contextlib.ExitStack) -> Deploy:
         count=settings.gateway.workers,
         listen=str(http.listen),
         on_serving=lambda address: log.info("serving http%s://%s", "s" if http.tls else "", address),
+        wake=gateways_changed,
     )
     control.start()
     stack.callback(control.stop)
@@ -164,6 +167,7 @@ def _start(settings: ServerSettings, stack: contextlib.ExitStack) -> Deploy:
         server_id=state.server_id,
         epoch=state.epoch,
         heartbeat_interval_s=INTERVAL_S,
+        limits=LinkLimits(idle_s=SILENCE_S),
         tls=TlsFiles(tls.ca, tls.cert, tls.key, tls.crl) if tls else None,
     )
     listener.start()

@@ -51,6 +51,7 @@ class Deploy:
         mass_loss_fraction: of the nodes silent at once, at or above which nothing is moved.
         keys_required: clients need an API key.
         publish: called with a new route table whenever it differs from the last.
+        wake: set by whoever knows of a change that may matter.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class Deploy:
         mass_loss_fraction: float,
         keys_required: bool,
         publish: Callable[[RouteTable], None],
+        wake: threading.Event,
     ) -> None:
         self._state = state
         self._fleet = fleet
@@ -78,8 +80,10 @@ class Deploy:
         self._sent: dict[str, tuple[AgentHandle, Desired]] = {}
         self._generation = 0
         self._outlook = Outlook()
-        self._wake = threading.Event()
+        self._wake = wake
         self._stopping = False
+        self._passes = threading.Condition()
+        self._begun = self._done = 0
         self._thread = threading.Thread(target=self._run, name="reconcile", daemon=True)
         self._last_pass = clock.monotonic()
         self._grace_until = clock.monotonic() + _GRACE_BEATS_S
@@ -99,7 +103,9 @@ class Deploy:
 
     def stop(self) -> None:
         """End the thread; nothing is taken back."""
-        self._stopping = True
+        with self._passes:
+            self._stopping = True
+            self._passes.notify_all()
         self._wake.set()
         if self._thread.is_alive():
             self._thread.join(10.0)
@@ -107,6 +113,13 @@ class Deploy:
     def poke(self) -> None:
         """Something changed: look again soon. Any thread, never blocks."""
         self._wake.set()
+
+    def settle(self, timeout_s: float = 5.0) -> bool:
+        """Look again now and wait until that is done, so that what was just changed is in the outlook."""
+        with self._passes:
+            wanted = self._begun + 1
+            self._wake.set()
+            return self._passes.wait_for(lambda: self._done >= wanted or self._stopping, timeout_s)
 
     def apply(self, profile: Profile) -> bool:
         """Keep a profile; False when nothing changed.
@@ -145,6 +158,7 @@ class Deploy:
             log.warning("this server stood still for %.0f s: no replica is moved for a while", now - self._last_pass)
             self._grace_until = now + _GRACE_BEATS_S
         self._last_pass = now
+        self._fleet.drop_silent()
         fleet = self._fleet.views()
         stored = self._state.profiles()
         profiles = [item.profile for item in stored]
@@ -160,12 +174,17 @@ class Deploy:
     def _run(self) -> None:
         while not self._stopping:
             self._wake.clear()
+            with self._passes:
+                self._begun += 1
             try:
                 self.pass_once()
             except LlmgwError as error:
                 log.error("cannot reconcile: %s", error.words())
             except Exception:
                 log.exception("cannot reconcile")
+            with self._passes:
+                self._done = self._begun
+                self._passes.notify_all()
             self._clock.wait(self._wake, TICK_S)
 
     def _plan(self, profiles: Sequence[Profile], fleet: Sequence[NodeView], now: float) -> Plan:

@@ -11,7 +11,7 @@ from attrs import define, evolve, field
 
 from llmgw import __version__
 from llmgw.domain.facts import NodeFacts, NodeWarning
-from llmgw.domain.report import Desired, NodeReport, NodeView, Presence, judge_presence
+from llmgw.domain.report import Desired, NodeReport, NodeView, Presence, agreed_interval, judge_presence
 from llmgw.errors import LinkError
 from llmgw.system.clock import Clock
 from llmgw.units import format_duration
@@ -70,6 +70,7 @@ class _Node:
     version: str | None = None
     facts: NodeFacts | None = None
     report: NodeReport | None = None
+    admitted: float = 0.0
     arrived: float | None = None
     last_seen: float | None = None
     left_words: str = ""
@@ -113,8 +114,8 @@ class Fleet:
             node = self._nodes.setdefault(node_id, _Node(node_id))
             node.agent, node.instance_id, node.address = agent, hello.instance_id, address
             node.version, node.facts, node.left_words = hello.version, hello.facts or node.facts, ""
-            node.own_warnings = warnings
-            node.interval_s = min(max(hello.heartbeat_interval_s, 0.1), 600.0)
+            node.own_warnings, node.admitted = warnings, self._clock.monotonic()
+            node.interval_s = agreed_interval(hello.heartbeat_interval_s)
         log.info("node %s connected from %s, llmgw %s", node_id, address, hello.version)
         if new:
             self._on_new(node_id)
@@ -154,6 +155,18 @@ class Fleet:
         """The connected agents by node id."""
         with self._lock:
             return {node.node_id: node.agent for node in self._nodes.values() if node.agent is not None}
+
+    def drop_silent(self) -> None:
+        """Close connections that were silent for as long as makes a node lost: half open, the agent dials again."""
+        now = self._clock.monotonic()
+        silent: list[tuple[AgentHandle, float]] = []
+        with self._lock:
+            for node in self._nodes.values():
+                age = now - max(node.arrived or node.admitted, node.admitted)
+                if node.agent is not None and age >= (self._lost_after + 1) * node.interval_s:
+                    silent.append((node.agent, age))
+        for agent, age in silent:
+            agent.close(f"no report for {format_duration(age)}")
 
     def ask(self, node_id: str, what: str, args: Mapping[str, str], timeout_s: float) -> Any:
         """Ask a node and wait for its answer.

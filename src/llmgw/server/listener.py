@@ -15,7 +15,7 @@ from typing import Protocol
 from attrs import define, evolve, field
 
 from llmgw.domain.ids import check_node_id
-from llmgw.domain.report import NodeReport
+from llmgw.domain.report import NodeReport, agreed_interval
 from llmgw.errors import LinkError, LlmgwError, TlsError, WireError
 from llmgw.server.handles import AgentHandle
 from llmgw.system.clock import Clock
@@ -80,7 +80,8 @@ class Listener:
         host, port: where to listen; port 0 lets the kernel choose.
         sink: who keeps the fleet.
         clock: for deadlines.
-        server_id, epoch, heartbeat_interval_s: told to every agent.
+        server_id, epoch: told to every agent.
+        heartbeat_interval_s: the longest silence is counted from it, unless `limits` say otherwise.
         tls: PEM files; None for plain text, where a node is who it says it is.
         limits: bounds of the link; `idle_s` is set from the heartbeat interval when it is None.
         workers: number of lanes.
@@ -235,7 +236,8 @@ class Listener:
         older = self._live.get(node_id)
         self._live[node_id] = handle
         self._link.raise_limit(conn)
-        handle.say(self._welcome)
+        # the node's own configuration says how often it reports; the welcome only keeps that within reason
+        handle.say(evolve(self._welcome, heartbeat_interval_s=agreed_interval(hello.heartbeat_interval_s)))
         handle.welcomed()
         if older is not None:
             self._replace(older, handle)

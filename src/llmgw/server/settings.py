@@ -19,11 +19,11 @@ from llmgw.config import (
     HostPort,
     Problem,
     Seconds,
+    SourceName,
     at_least,
     bad,
     check_engine_name,
     check_labels,
-    check_source,
     checked,
     derived,
     lasting,
@@ -60,8 +60,6 @@ def _check_builds(builds: tuple[str, ...]) -> None:
 def _check_sources(sources: tuple[str, ...] | None) -> None:
     if sources is not None and not sources:
         raise ValueError("names no source, choose `github`, `pypi`, `https://MIRROR/BASE/` or `file:///DIR`")
-    for source in sources or ():
-        check_source(source)
 
 
 def _check_pins(pins: Mapping[str, str]) -> None:
@@ -128,7 +126,7 @@ class EngineEntry:
     node_selector: Mapping[str, str] = checked(check_labels, factory=dict)
     sha256: Mapping[str, str] = checked(_check_pins, factory=dict)
     builds: Builds = checked(_check_builds, default=())
-    sources: tuple[str, ...] | None = checked(_check_sources, default=None)
+    sources: tuple[SourceName, ...] | None = checked(_check_sources, default=None)
 
     @classmethod
     def from_short(cls, value: Any) -> EngineEntry:
@@ -179,7 +177,7 @@ class ServerSettings:
     http: HttpSettings = field(factory=HttpSettings)
     state: str = field(default=DEFAULT_STATE, metadata={"check": _check_state}, repr=_hide_password)
     engines: Mapping[str, EngineEntry] = field(factory=lambda: {"llama.cpp": EngineEntry(version=LLAMA_CPP_VERSION)})
-    sources: tuple[str, ...] = checked(_check_sources, default=("github",))
+    sources: tuple[SourceName, ...] = checked(_check_sources, default=("github",))
     profiles_dir: AbsolutePath | None = None
     gateway: GatewaySettings = field(factory=GatewaySettings)
     scheduling: SchedulingSettings = field(factory=SchedulingSettings)

@@ -53,6 +53,7 @@ class Workers:
         listen: address they serve, as they say it themselves.
         start: starts one.
         on_serving: called once, with the address, when the first gateway is connected.
+        wake: set when a gateway connected or went.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class Workers:
         count: int,
         listen: str,
         on_serving: Callable[[str], None],
+        wake: threading.Event,
     ) -> None:
         self._control = control
         self._clock = clock
@@ -72,13 +74,9 @@ class Workers:
         self._on_serving = on_serving
         self._serving = False
         self._places = [_Place() for _ in range(count)]
-        self._wake = threading.Event()
+        self._wake = wake
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="gateways", daemon=True)
-
-    def poke(self) -> None:
-        """A gateway connected or went. Any thread, never blocks."""
-        self._wake.set()
 
     def adopt(self, wait_s: float) -> tuple[GatewayInfo, ...]:
         """Wait a moment for gateways that outlived the last server; those of another version or address must go.

