@@ -19,7 +19,7 @@ from urllib.parse import quote
 import pytest
 import yaml
 
-from llmgw import pki
+from llmgw.pki import authority as pki
 
 
 def free_port() -> int:
@@ -42,8 +42,8 @@ class Cluster:
         self.pki = root / "pki"
         (root / "server").mkdir(parents=True)
         if tls:
-            pki.init_ca(self.pki)
-            pki.issue_server(self.pki, "server", ["127.0.0.1", "localhost"])
+            pki.init_ca(self.pki, now=time.time())
+            pki.issue_server(self.pki, "server", ["127.0.0.1", "localhost"], now=time.time())
 
     def _tls(self, name: str) -> dict[str, str]:
         return {
@@ -83,7 +83,7 @@ class Cluster:
         }
         if self.tls:
             if not (self.pki / f"{node}.pem").exists():
-                pki.issue_node(self.pki, node)
+                pki.issue_node(self.pki, node, now=time.time())
             config["tls"] = self._tls(node)
         path = home / "agent.yaml"
         path.write_text(yaml.safe_dump(config))

@@ -36,7 +36,7 @@ def test_killing_the_server_does_not_break_a_stream_and_the_next_server_takes_ov
     pid = _engine_pid(serving.root)
     serving.start_server(engines={"llama.cpp": "b1"}, sources=["file:///nonexistent"])
     wait(lambda: serving.node().get("presence") == "connected", 20, "the agent to come back", serving.logs)
-    serving.await_model("slow")
+    wait(lambda: serving.replicas("slow")[0]["state"] == "ready", 20, "the server to see it", serving.logs)
     assert serving.chat("slow")[0] == 200
     assert serving.replicas("slow")[0]["pid"] == pid, "the engine was left alone"
 
@@ -67,8 +67,9 @@ def test_agent_and_server_killed_together_leave_the_engine_and_find_it_again(ser
     wait(lambda: "cannot" in serving.log("node-1")() or "refused" in serving.log("node-1")(), 20, "the agent to say so")
     os.kill(pid, 0)
     serving.start_server(engines={"llama.cpp": "b1"}, sources=["file:///nonexistent"])
-    serving.await_model("slow")
+    wait(lambda: serving.replicas("slow")[0]["state"] == "ready", 20, "the server to see it", serving.logs)
     assert serving.replicas("slow")[0]["pid"] == pid
+    assert serving.chat("slow")[0] == 200
 
 
 def test_a_killed_engine_is_restarted_and_the_death_is_told(serving):

@@ -27,7 +27,7 @@ def test_a_heartbeat_an_engine_and_a_chat(llmgw_command, make_cluster, release_d
     listed = json.loads(cluster.ctl("nodes", "-o", "json").stdout)
     node = next(n for n in listed["nodes"] if n["node_id"] == "node-1")
     assert node["presence"] == "connected"
-    assert node["labels"] == {"rack": "r1"} or node["facts"]["labels"] == {"rack": "r1"}
+    assert node["facts"]["labels"] == {"rack": "r1"}
     assert node["facts"]["cpu"]["cores"] > 0
     assert node["probed_at"]
     table = cluster.ctl("nodes").stdout

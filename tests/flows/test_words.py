@@ -71,7 +71,7 @@ def test_the_words_of_a_failing_install_are_the_same_everywhere(
     assert telling in words
     assert seen == dict.fromkeys(seen, True), words
     engines = cluster.root / "node-1" / "engines"
-    assert not [p for p in engines.rglob("llama-server")], "nothing half-installed"
+    assert not list(engines.rglob("llama-server")), "nothing half-installed"
 
 
 def test_a_missing_or_cut_model_fails_with_the_engines_own_last_line(make_cluster, release_dir, tiny_gguf, tmp_path):

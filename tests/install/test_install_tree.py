@@ -48,7 +48,7 @@ def test_two_archives_with_the_same_file_are_refused(tmp_path: Path) -> None:
         (tmp_path / part).mkdir()
         (tmp_path / part / "libx.so").write_text(part)
     tree.merge(tmp_path / "one", tmp_path / "out")
-    with pytest.raises(ArchiveRefused, match="both hold 'libx.so'"):
+    with pytest.raises(ArchiveRefused, match=r"both hold 'libx\.so'"):
         tree.merge(tmp_path / "two", tmp_path / "out")
 
 

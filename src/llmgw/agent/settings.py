@@ -148,7 +148,6 @@ class AgentSettings:
     discovery: Discovery = field(factory=Discovery)
     model_dirs: tuple[AbsolutePath, ...] = ()
     weights_dir: AbsolutePath = "/var/lib/llmgw-weights"
-    weights_dir: AbsolutePath = "/var/lib/llmgw-weights"
     engines_dir: AbsolutePath = "/opt/llmgw/engines"
     engines: Mapping[str, Mapping[str, str]] = field(factory=dict)
     supervisor: Supervisor = field(factory=Supervisor)

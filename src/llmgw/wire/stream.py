@@ -15,7 +15,7 @@ from typing import Protocol
 from cryptography import x509
 from OpenSSL import SSL
 
-from llmgw.errors import LinkError, TlsError
+from llmgw.errors import LinkError, TlsError, WireError
 from llmgw.wire.tls import check_server_name
 from llmgw.wire.tls_words import handshake_words
 
@@ -47,6 +47,7 @@ class Stream(Protocol):
 
         Raises:
             LinkError, TlsError: the connection broke, or the peer refuses us.
+            WireError: the peer speaks TLS and this end does not.
         """
         ...
 
@@ -89,7 +90,7 @@ class PlainStream:
         except OSError as error:
             raise LinkError(_BROKE, cause=os_words(error)) from error
         if self._virgin and data.startswith(_TLS_RECORDS):
-            raise LinkError(
+            raise WireError(
                 "the peer speaks TLS, this end does not",
                 hint="use `https://` and certificates on both ends, or neither",
             )
