@@ -126,7 +126,8 @@ ROUTES: dict[tuple[str, str], Any] = {
         "version": "0.1.0", "server_id": "s1", "started": NOW - 7200, "epoch": 3,
         "nodes": {"connected": 4, "lost": 1}, "models": {"qwen": "ready", "big": "refused"},
         "gateways": [
-            {"pid": 77, "listen": "127.0.0.1:8080", "version": "0.1.0", "index": 0, "in_flight": {"qwen": 2}, "requests": 9},
+            {"pid": 77, "listen": "127.0.0.1:8080", "version": "0.1.0", "index": 0, "in_flight": {"qwen": 2},
+             "requests": 9},
         ],
     },
     ("GET", "/api/v1/nodes"): {"nodes": NODES},

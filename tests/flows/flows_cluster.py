@@ -148,7 +148,7 @@ class Cluster:
             [*self.command, "ctl", *where, *argv],
             capture_output=True,
             text=True,
-            env=self.env | {"COLUMNS": "200"},
+            env=self.env | {"COLUMNS": "900"},
             timeout=60,
         )
         if code is not None:
@@ -213,14 +213,16 @@ class Cluster:
         process.send_signal(number)
         return process.wait(30)
 
+    def _engines_run(self) -> bool:
+        nodes = self.api("GET", "/nodes")["nodes"]
+        return any(r["pid"] for n in nodes if n["presence"] == "connected" for r in n["replicas"])
+
     def close(self) -> None:
         with contextlib.suppress(Exception):
             for profile in self.api("GET", "/profiles", quiet=True)["profiles"]:
                 self.api("DELETE", f"/profiles/{quote(profile['profile']['name'], safe='')}", quiet=True)
             deadline = time.monotonic() + 10
-            while time.monotonic() < deadline and any(
-                n["replicas"] for n in self.api("GET", "/nodes")["nodes"] if n["presence"] == "connected"
-            ):
+            while time.monotonic() < deadline and self._engines_run():
                 time.sleep(0.1)
         for process in self.processes.values():
             process.terminate()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import socket
@@ -169,7 +170,9 @@ def request(
     data = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
     connection = _UnixConnection(path)
     try:
-        connection.request(method, target, data, sent)
+        # an answer may come before the whole body was taken
+        with contextlib.suppress(BrokenPipeError):
+            connection.request(method, target, data, sent)
         return Answer(connection.getresponse())
     finally:
         connection.close()

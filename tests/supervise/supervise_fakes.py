@@ -44,7 +44,7 @@ class Bench:
         self.clock = RealClock()
         self.http = Http(use_proxies=False)
         self.supervisors: list[Supervisor] = []
-        self.changes = 0
+        self.history: list[ReplicaStatus] = []
 
     def supervisor(
         self,
@@ -66,15 +66,12 @@ class Bench:
             Weights((str(self.root),), fetch, self.clock, chooser=random.Random(1)),
             self.http,
             self.clock,
-            self._note_change,
+            lambda: self.history.extend(made.statuses()),
         )
         if start:
             made.start()
         self.supervisors.append(made)
         return made
-
-    def _note_change(self) -> None:
-        self.changes += 1
 
     def close(self) -> None:
         for each in self.supervisors:

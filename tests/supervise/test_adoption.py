@@ -245,6 +245,7 @@ def test_an_engine_that_refuses_its_key_is_replaced(bench: Bench) -> None:
 
 def test_a_hanging_engine_is_adopted_as_unresponsive_and_lives(bench: Bench) -> None:
     pid, port = left_behind(bench)
+    rewrite(bench, health_timeout_s=0.3)
     ask(port, "/fake/set", {"hang_health": True})
     supervisor = bench.supervisor()
     supervisor.set_desired([spec(bench)], 1)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+
 from supervise_fakes import Bench, spec, status_of, wait_for
 
 from llmgw.agent.ports import ephemeral_range
@@ -56,7 +59,7 @@ def test_a_higher_epoch_replaces_the_engine(bench: Bench) -> None:
 
 
 def test_a_replica_waits_until_another_has_left_its_gpu(bench: Bench) -> None:
-    supervisor = bench.supervisor("--ignore-term", stop_timeout_s=1.5)
+    supervisor = bench.supervisor("--ignore-term", stop_timeout_s=60.0)
     supervisor.set_desired([spec(bench, "old#0", gpus=("GPU-1",))], 1)
     old = wait_for(supervisor, ReplicaState.READY, "old#0")
     supervisor.set_desired([spec(bench, "new#0", gpus=("GPU-1",)), spec(bench, "cpu#0")], 1)
@@ -64,7 +67,9 @@ def test_a_replica_waits_until_another_has_left_its_gpu(bench: Bench) -> None:
         supervisor, ReplicaState.PENDING, "new#0", where=lambda status: "has left its GPU" in status.words
     )
     assert waiting.words == "waiting until `old#0` has left its GPU"
-    wait_for(supervisor, ReplicaState.READY, "cpu#0", timeout_s=1.4)
+    wait_for(supervisor, ReplicaState.READY, "cpu#0")
+    assert status_of(supervisor, "new#0").state is ReplicaState.PENDING
+    os.kill(old.pid, signal.SIGKILL)
     wait_for(supervisor, ReplicaState.READY, "new#0")
     assert old.pid not in bench.engine_pids()
 

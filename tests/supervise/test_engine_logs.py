@@ -60,7 +60,7 @@ ValueError: Free memory on device is less than desired GPU memory utilization
             "llama-server: error while loading shared libraries: libgomp.so.1: cannot open shared object file\n",
             "llama-server: error while loading shared libraries: libgomp.so.1: cannot open shared object file",
         ),
-        ("0.01 I one\nterminate called after throwing something\n  what():  std::bad_alloc\n", "what():  std::bad_alloc"),
+        ("0.01 I one\nterminate called after x\n  what():  std::bad_alloc\n", "what():  std::bad_alloc"),
         ("exiting due to model loading error\n", "exiting due to model loading error"),
         ("hello\nlast words\n", "last words"),
         ("", ""),

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from supervise_fakes import Bench, ask, spec, wait_for
+from supervise_fakes import Bench, ask, spec, status_of, wait_for
 
 from llmgw.agent.supervisor import Supervisor, SupervisorSettings
 from llmgw.agent.weights import Weights
@@ -15,24 +16,34 @@ from llmgw.providers.llamacpp import LlamaCpp
 
 
 @pytest.fixture
-def llama(bench: Bench, real_engine_dir: Path) -> Supervisor:
+def again(bench: Bench, real_engine_dir: Path) -> Callable[[], Supervisor]:
+    """An agent starting, with llama-server for an engine."""
     installed = InstalledEngine("llama.cpp", "b1", "cpu", str(real_engine_dir), str(real_engine_dir / "llama-server"))
-    made = Supervisor(
-        SupervisorSettings(bench.work_dir, "127.0.0.1", health_interval_s=0.2, stop_timeout_s=10.0),
-        {"llama.cpp": LlamaCpp()},
-        lambda name, version: installed,
-        lambda name: "not asked",
-        Weights((str(bench.root),), lambda *_: bench.root, bench.clock),
-        bench.http,
-        bench.clock,
-    )
-    made.start()
-    bench.supervisors.append(made)
-    return made
+
+    def make() -> Supervisor:
+        made = Supervisor(
+            SupervisorSettings(bench.work_dir, "127.0.0.1", health_interval_s=0.2, stop_timeout_s=10.0),
+            {"llama.cpp": LlamaCpp()},
+            lambda name, version: installed,
+            lambda name: "not asked",
+            Weights((str(bench.root),), lambda *_: bench.root, bench.clock),
+            bench.http,
+            bench.clock,
+        )
+        made.start()
+        bench.supervisors.append(made)
+        return made
+
+    return make
 
 
-def test_a_real_engine_becomes_ready_answers_its_key_and_stops(
-    bench: Bench, llama: Supervisor, tiny_gguf: Path
+@pytest.fixture
+def llama(again: Callable[[], Supervisor]) -> Supervisor:
+    return again()
+
+
+def test_a_real_engine_answers_its_key_is_adopted_and_stops(
+    bench: Bench, llama: Supervisor, again: Callable[[], Supervisor], tiny_gguf: Path
 ) -> None:
     llama.set_desired([spec(bench, engine="llama.cpp", engine_version="b1", model=str(tiny_gguf), context=256)], 1)
     ready = wait_for(llama, ReplicaState.READY, timeout_s=30)
@@ -40,8 +51,12 @@ def test_a_real_engine_becomes_ready_answers_its_key_and_stops(
     answer = ask(ready.port, "/v1/chat/completions", body, timeout_s=20)
     assert answer["usage"]["completion_tokens"] == 4
     assert answer["model"] == "m"
-    llama.set_desired([], 1)
-    assert wait_for(llama, ReplicaState.STOPPED).words == "stopped (exited 0): no longer wanted here"
+    llama.detach()
+    second = again()
+    adopted = status_of(second)
+    assert (adopted.state, adopted.pid, adopted.words) == (ReplicaState.READY, ready.pid, ready.words)
+    second.set_desired([], 1)
+    assert wait_for(second, ReplicaState.STOPPED).words == "stopped (exited 0): no longer wanted here"
     assert bench.engine_pids() == []
 
 

@@ -48,7 +48,7 @@ def _all(peer: socket.socket) -> bytes:
 @pytest.mark.parametrize("secure", [False, True], ids=["plain", "tls"])
 def test_silent_sockets_delay_no_good_agent_and_are_closed(secure: bool, tmp_path: Path) -> None:
     ca = Authority(tmp_path / "pki") if secure else None
-    limits = LinkLimits(handshake_s=3.0, first_message_s=3.0)
+    limits = LinkLimits(handshake_s=2.5, first_message_s=2.5)
     fleet = Fleet()
     with ExitStack() as stack:
         listener = stack.enter_context(running_listener(fleet, tls=ca.server() if ca else None, limits=limits))
@@ -60,7 +60,7 @@ def test_silent_sockets_delay_no_good_agent_and_are_closed(secure: bool, tmp_pat
             assert time.monotonic() - began < 2.0
             for peer in silent:
                 words = _all(peer)
-                assert words == b"" if ca else b"said nothing llmgw knows within 3s" in words
+                assert words == b"" if ca else b"said nothing llmgw knows within 2s" in words
 
 
 def test_ten_megabytes_without_a_newline_close_the_connection_and_cost_little() -> None:

@@ -25,6 +25,7 @@ from wire_helpers import (
     wait_for,
 )
 
+from llmgw.domain.engines import EngineSpec
 from llmgw.domain.facts import Finding, Truth, WeightsFile
 from llmgw.domain.report import Desired
 from llmgw.errors import ApiError, LinkError, LlmgwError, UsageError, WireError
@@ -84,8 +85,8 @@ def test_an_agent_joins_and_its_report_arrives_as_it_was_sent(pair: Callable[...
     assert status.state == Finding(Truth.YES, f"connected to `{status.server}`")
 
 
-def test_the_server_decides_the_heartbeat_and_every_report_is_acknowledged(pair: Callable[..., Pair]) -> None:
-    it = pair({"heartbeat_interval_s": 0.1}, heartbeat_interval_s=500.0)
+def test_an_agent_reports_every_beat_and_every_report_is_acknowledged(pair: Callable[..., Pair]) -> None:
+    it = pair(heartbeat_interval_s=0.1)
     wait_for(lambda: len(it.fleet.reports) >= 5, "five reports")
     assert [report.seq for _, report in it.fleet.reports[:5]] == [1, 2, 3, 4, 5]
     # Without acks the agent would have given the server up after two seconds.
@@ -102,6 +103,18 @@ def test_a_desired_set_reaches_the_agent_and_its_generation_comes_back(pair: Cal
     assert it.fleet.reports[-1][1].epoch == 1
 
 
+def test_megabytes_in_both_directions_arrive_whole(pair: Callable[..., Pair]) -> None:
+    it = pair(answers={"echo": lambda args: args["text"]})
+    handle = it.fleet.agents["node-a"]
+    engines = tuple(EngineSpec(f"engine-{n}", "v" * 9000) for n in range(100))
+    for generation in range(1, 21):
+        handle.send_desired(Desired(generation, 1, engines))
+        text = f"{generation}" + "ü" * 400_000
+        assert handle.ask("echo", {"text": text}, 30.0) == text
+    assert it.agent.desired[-1] == Desired(20, 1, engines)
+    assert len(it.fleet.hellos) == 1
+
+
 def test_what_is_wanted_while_a_node_is_admitted_follows_the_welcome(
     ends: tuple[TlsFiles | None, TlsFiles | None, str],
 ) -> None:
@@ -116,7 +129,7 @@ def test_what_is_wanted_while_a_node_is_admitted_follows_the_welcome(
 
 
 def test_a_poke_reports_at_once_and_many_pokes_become_few_reports(pair: Callable[..., Pair]) -> None:
-    it = pair({"heartbeat_interval_s": 60.0})
+    it = pair(heartbeat_interval_s=60.0)
     wait_for(lambda: len(it.fleet.reports) == 1, "the first report")
     for _ in range(200):
         it.agent.session.poke()
@@ -129,7 +142,7 @@ def test_a_poke_reports_at_once_and_many_pokes_become_few_reports(pair: Callable
 
 
 def test_facts_travel_again_only_when_their_revision_changed(pair: Callable[..., Pair]) -> None:
-    it = pair({"heartbeat_interval_s": 0.1})
+    it = pair(heartbeat_interval_s=0.1)
     wait_for(lambda: len(it.fleet.reports) >= 3, "three reports")
     it.agent.source.known = changed = some_facts("r2", hostname="other")
     wait_for(
@@ -206,7 +219,7 @@ def test_questions_from_many_threads_get_their_own_answers(pair: Callable[..., P
 
 def test_a_slow_answer_delays_no_heartbeat(pair: Callable[..., Pair]) -> None:
     release = threading.Event()
-    it = pair({"heartbeat_interval_s": 0.1}, answers={"slow": lambda args: release.wait(30)})
+    it = pair(heartbeat_interval_s=0.1, answers={"slow": lambda args: release.wait(30)})
     handle = it.fleet.agents["node-a"]
     with pytest.raises(LinkError, match=r"node `node-a` did not answer `slow` within 50ms"):
         handle.ask("slow", {}, 0.05)
@@ -332,7 +345,7 @@ def test_a_server_of_a_lower_epoch_is_left() -> None:
 
 
 def test_a_report_that_cannot_be_made_is_said_in_the_status(pair: Callable[..., Pair]) -> None:
-    it = pair({"heartbeat_interval_s": 0.1})
+    it = pair(heartbeat_interval_s=0.1)
     it.agent.source.broken = True
     wait_for(lambda: "the probe registry fell over" in it.agent.words, "the trouble is said")
     it.agent.source.broken = False
@@ -340,7 +353,7 @@ def test_a_report_that_cannot_be_made_is_said_in_the_status(pair: Callable[..., 
 
 
 def test_an_agent_gives_up_a_server_that_acknowledges_nothing(pair: Callable[..., Pair]) -> None:
-    it = pair({"heartbeat_interval_s": 0.1, "limits": LinkLimits(idle_s=60.0)})
+    it = pair(heartbeat_interval_s=0.1)
     it.fleet.hold.clear()
     error = wait_for(lambda: it.agent.session.status().last_error, "the loss")
     assert error.startswith("the server is silent: ")
@@ -356,6 +369,20 @@ def test_a_server_gives_up_an_agent_that_reports_nothing() -> None:
         peer.sendall(encode(Hello(PROTOCOL, "mute", "0.1.0", "b", "i", CLOCK.now(), 5.0)))
         wait_for(lambda: fleet.lefts, "left")
         assert fleet.lefts == [("mute", "i", "the peer was silent for 500ms")]
+
+
+def test_an_agent_is_given_up_after_four_of_its_own_beats() -> None:
+    fleet = Fleet()
+    with (
+        running_listener(fleet, heartbeat_interval_s=0.1) as listener,
+        socket.create_connection(("127.0.0.1", listener.port)) as slow,
+        socket.create_connection(("127.0.0.1", listener.port)) as quick,
+    ):
+        slow.sendall(encode(Hello(PROTOCOL, "slow", "0.1.0", "b", "i", CLOCK.now(), 60.0)))
+        quick.sendall(encode(Hello(PROTOCOL, "quick", "0.1.0", "b", "i", CLOCK.now(), 0.2)))
+        wait_for(lambda: fleet.lefts, "left")
+        assert fleet.lefts == [("quick", "i", "the peer was silent for 800ms")]
+        assert b'"heartbeat_interval_s":60.0' in slow.makefile("rb").readline()
 
 
 def test_versions_one_apart_talk_and_two_apart_are_refused_with_words() -> None:

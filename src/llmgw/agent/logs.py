@@ -8,6 +8,8 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from llmgw.errors import FileError
+
 CURRENT = "engine.log"
 PREVIOUS = "engine.log.1"
 _TAIL_BYTES = 512 << 10
@@ -104,10 +106,18 @@ def size(path: Path) -> int:
 
 
 def start_new(where: Path) -> Path:
-    """Make room for a new run's log; the last run's is kept as the previous one. Returns the new log's path."""
+    """Make room for a new run's log; the last run's is kept as the previous one. Returns the new log's path.
+
+    Raises:
+        FileError: the old log could not be put aside.
+    """
     current = where / CURRENT
-    with contextlib.suppress(FileNotFoundError):
+    try:
         current.replace(where / PREVIOUS)
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        raise FileError(f"cannot put the log `{current}` aside", cause=error.strerror or str(error)) from error
     return current
 
 

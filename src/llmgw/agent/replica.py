@@ -28,6 +28,7 @@ from llmgw.units import format_duration
 
 _LOG = logging.getLogger("llmgw.agent.replica")
 _LOOK_AGAIN_S = 0.25
+_FETCHING_LOOK_S = 1.0
 _TELLING_LINES = 400
 _REPORT_LINES = 20
 
@@ -89,6 +90,10 @@ class Replica:
         self.spec = spec
         if spec is not None:
             self.stopped_at = None
+
+    def look_again(self) -> None:
+        """What it waits for may have come."""
+        self._look_at = 0.0
 
     def adopt(self, found: Survivor) -> None:
         """Take over an engine that an earlier agent started. It counts as ready when the watch has proved it."""
@@ -221,6 +226,7 @@ class Replica:
             return
         model = self._tools.weights.resolve(spec.model)
         if model.where is Where.FETCHING:
+            self._look_at = now + _FETCHING_LOOK_S
             self._say(ReplicaState.FETCHING, model.words, progress=model.progress)
             return
         if model.where is Where.FAILED:

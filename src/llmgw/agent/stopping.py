@@ -8,7 +8,7 @@ from llmgw.agent.child import Child, Ended
 from llmgw.units import format_duration
 
 _GRACE_S = 5.0
-_KILL_AGAIN_S = 1.0
+_KILL_AGAIN_S = 0.1
 _UNKILLABLE_S = 10.0
 
 
@@ -25,7 +25,6 @@ class Stopping:
     def __init__(self, child: Child, now: float, stop_timeout_s: float, term_twice: bool) -> None:
         self._child = child
         self._began = now
-        self._timeout_s = stop_timeout_s
         self._second_at = now + min(_GRACE_S, stop_timeout_s / 2) if term_twice else None
         self._kill_at = now + stop_timeout_s
         self._killed_since: float | None = None
@@ -42,6 +41,8 @@ class Stopping:
                 self._second_at = None
                 self._child.signal_group(signal.SIGTERM)
             return None
+        if now < self._next_kill:
+            return None
         if ended is not None and not self._child.members():
             self._child.reap()
             return ended
@@ -49,9 +50,7 @@ class Stopping:
         return None
 
     def _kill(self, now: float, *, outstayed: bool) -> None:
-        """SIGKILL to all of it, once a second: a process may have been forked while the list was made."""
-        if now < self._next_kill:
-            return
+        """SIGKILL to all of it, again and again: a process may have been forked while the list was made."""
         self._next_kill = now + _KILL_AGAIN_S
         if self._killed_since is None:
             self._killed_since = now

@@ -31,6 +31,7 @@ __all__ = ["Supervisor", "SupervisorSettings"]
 
 _LOG = logging.getLogger("llmgw.agent.supervisor")
 _TICK_S = 0.1
+_BUSY_TICK_S = 0.02
 _KEEP_STOPPED_S = 60.0
 _FIRST_ANSWERS_S = 2.0
 
@@ -106,7 +107,7 @@ class Supervisor:
 
     def poke(self) -> None:
         """Look again now: an engine or a model may have become ready."""
-        self._mailbox.put(lambda: None)
+        self._mailbox.put(self._look_again)
 
     def statuses(self) -> tuple[ReplicaStatus, ...]:
         """What is to be said of each replica, as of a moment ago."""
@@ -156,7 +157,8 @@ class Supervisor:
         due = 0.0
         while not self._end.is_set():
             try:
-                message = self._mailbox.get(timeout=_TICK_S)
+                busy = any(replica.run is not None and replica.run.stopping for replica in self._replicas.values())
+                message = self._mailbox.get(timeout=_BUSY_TICK_S if busy else _TICK_S)
             except queue.Empty:
                 message = None
             if message is not None:
@@ -221,6 +223,10 @@ class Supervisor:
                 replica.want(None)
         for replica_id, spec in newest.items():
             self._replica(replica_id).want(spec)
+
+    def _look_again(self) -> None:
+        for replica in self._replicas.values():
+            replica.look_again()
 
     def _close(self, gone: threading.Event) -> None:
         self._closing = True

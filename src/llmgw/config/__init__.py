@@ -3,6 +3,18 @@
 from __future__ import annotations
 
 from llmgw.config.documents import Problem, read_file
+from llmgw.config.fields import (
+    Bad,
+    at_least,
+    bad,
+    checked,
+    choices,
+    derived,
+    describe,
+    keys_of,
+    lasting,
+    unknown_key,
+)
 from llmgw.config.profiles import (
     check_engine_name,
     check_labels,
@@ -12,20 +24,18 @@ from llmgw.config.profiles import (
     profile_to_json,
     profiles_from_text,
 )
-from llmgw.config.structure import (
-    Bad,
-    at_least,
-    bad,
-    checked,
-    choices,
-    derived,
-    keys_of,
-    lasting,
-    load,
-    load_text,
-    unknown_key,
+from llmgw.config.structure import load, load_text
+from llmgw.config.values import (
+    AbsolutePath,
+    Bytes,
+    HostPort,
+    Seconds,
+    ServerUrl,
+    SourceName,
+    check_source,
+    is_loopback,
+    parse_host_port,
 )
-from llmgw.config.values import AbsolutePath, Bytes, HostPort, Seconds, ServerUrl, SourceName, check_source, is_loopback
 
 __all__ = [
     "AbsolutePath",
@@ -44,6 +54,7 @@ __all__ = [
     "checked",
     "choices",
     "derived",
+    "describe",
     "is_loopback",
     "keys_of",
     "lasting",
@@ -51,6 +62,7 @@ __all__ = [
     "load_profile",
     "load_profiles",
     "load_text",
+    "parse_host_port",
     "profile_from_json",
     "profile_to_json",
     "profiles_from_text",

@@ -11,8 +11,9 @@ from typing import Annotated, Any
 from attrs import frozen
 
 from llmgw.config.documents import Document, Problem, failed, parse, read_file
+from llmgw.config.fields import Bad, at_least, bad, checked, describe, lasting
 from llmgw.config.sources import check_model_source
-from llmgw.config.structure import Bad, at_least, bad, build, checked, describe, lasting, register, structure
+from llmgw.config.structure import build, register, structure
 from llmgw.config.values import Bytes, Seconds
 from llmgw.domain.ids import check_model_name
 from llmgw.domain.profiles import Profile

@@ -21,7 +21,7 @@ COMMANDS = {
     "explain": ("llmgw.ctl.profiles:explain", "Say why a profile runs where it does, or nowhere"),
     "logs": ("llmgw.ctl.replicas:logs", "Show the last lines a replica's engine wrote"),
     "keys": ("llmgw.ctl.keys:keys", "Create, list and delete API keys"),
-    "status": ("llmgw.ctl.status:status", "Show the server, its gateways and what is not well"),
+    "status": ("llmgw.ctl.status:status", "Show the server, its gateways and what they are doing"),
     "cert": ("llmgw.ctl.certs:cert", "Make and revoke certificates of nodes, servers and operators"),
 }
 

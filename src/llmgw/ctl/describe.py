@@ -44,6 +44,8 @@ def _facts(facts: Mapping[str, Any]) -> Items:
     system, cpu, memory = facts.get("os") or {}, facts.get("cpu") or {}, facts.get("memory") or {}
     nvidia, labels = facts.get("nvidia") or {}, facts.get("labels") or {}
     flags = cpu.get("flags")
+    # no driver has no version; of any other the version is unknown
+    without = "" if (nvidia.get("driver") or {}).get("value") == "no" else None
     items: Items = [
         ("Host name", facts.get("hostname")),
         ("Boot id", facts.get("boot_id")),
@@ -65,8 +67,8 @@ def _facts(facts: Mapping[str, Any]) -> Items:
         # no limit is an answer, not an unknown
         ("Memory limit", size(memory.get("limit_bytes")) or ""),
         ("NVIDIA driver", _finding(nvidia.get("driver"))),
-        ("Driver version", nvidia.get("version")),
-        ("CUDA", nvidia.get("cuda")),
+        ("Driver version", nvidia.get("version") or without),
+        ("CUDA", nvidia.get("cuda") or without),
         ("Model dirs", ", ".join(facts.get("model_dirs") or ())),
         ("Revision", facts.get("revision")),
     ]

@@ -39,11 +39,11 @@ class Look:
 
     def ago(self, at: Any) -> str | None:
         """How long ago a time was; None when it is unknown."""
-        return format_duration(max(0.0, self.now - at)) if isinstance(at, int | float) else None
+        return format_duration(max(0, int(self.now - at))) if isinstance(at, int | float) else None
 
     def until(self, at: Any) -> str:
         """How long until a time; "" when there is none."""
-        return f"in {format_duration(max(0.0, at - self.now))}" if isinstance(at, int | float) else ""
+        return f"in {format_duration(max(0, int(at - self.now)))}" if isinstance(at, int | float) else ""
 
 
 def size(count: Any) -> str | None:

@@ -131,7 +131,8 @@ class Check:
     Args:
         title: shown while it runs and when it fails, such as `--version`.
         argv: `{dir}` is replaced by the engine's directory, `{model}` by the tiny model that ships with llmgw.
-        stdout, stderr: regexes (searched, multi-line) that must match; empty means anything.
+        stdout, stderr: regexes (searched, multi-line) that must match; empty means anything. A group named `shown`
+            is what the record and the words quote.
         timeout_s: the program and all it started are killed after this.
         serves: True when the program is a server: it is started on `{port}`, `health_path` is awaited, one completion
             asked for at `probe_path` with `probe_body`, then it is stopped.

@@ -195,11 +195,13 @@ class Prover:
                 continue
             match = re.search(pattern, text, re.MULTILINE)
             if match is None:
+                said = _first_lines(text) or done.last_line()[:200]
                 raise ProofFailed(
                     f"{check.title} did not answer as this build must",
-                    cause=f"it said {done.last_line()[:200]!a} where {where} must match `{pattern}`",
+                    cause=f"it said {said!a} where {where} must match `{pattern}`",
                 )
-            shown = shown or next((line for line in match[0].splitlines() if line.strip()), "")
+            telling = match.groupdict().get("shown") or match[0]
+            shown = shown or next((line for line in telling.splitlines() if line.strip()), "")
         return Proof(check.title, (shown or done.last_line())[:300])
 
     def _serve(self, check: Check, directory: Path | None, scratch: Path) -> Proof:
@@ -269,6 +271,11 @@ def _end(daemon: Daemon) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(daemon.pid, signal.SIGKILL)
     daemon.wait(5.0)
+
+
+def _first_lines(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return " / ".join(lines[:2])[:200]
 
 
 def _last_line(log: Path) -> str:

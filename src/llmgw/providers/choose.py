@@ -65,7 +65,7 @@ def choose(version: str, wanted: tuple[str, ...], facts: NodeFacts, assets: Sequ
         raise NoBuild(f"llama.cpp {version} has no build for `{facts.cpu.arch}`")
     if facts.os.family == "alpine":
         raise NoBuild("llama.cpp builds need glibc, this node has musl", hint="name a binary in agent.yaml")
-    listed = _listed(assets, arch)
+    listed = _listed(assets, arch, version)
     reasons: list[tuple[str, str]] = []
     for kind in wanted or ("cuda", "cpu"):
         if kind == "cuda":
@@ -94,11 +94,12 @@ def _shown(kind: str) -> str:
     return {"cpu": "CPU", "cuda": "CUDA", "vulkan": "Vulkan"}.get(kind, kind)
 
 
-def _listed(assets: Sequence[Asset], arch: str) -> list[_Listed]:
+def _listed(assets: Sequence[Asset], arch: str, version: str) -> list[_Listed]:
+    """Builds for the architecture. A directory may hold several versions; `vX.Y.Z` is resolved by its source."""
     found = []
     for asset in assets:
         match = _BUILD.fullmatch(asset.name)
-        if match and match["arch"] == arch:
+        if match and match["arch"] == arch and (version.startswith("v") or match["tag"] == version):
             found.append(_Listed(match["kind"] or "cpu", match["label"] or "", match["tag"], asset))
     return found
 

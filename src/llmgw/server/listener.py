@@ -81,9 +81,9 @@ class Listener:
         sink: who keeps the fleet.
         clock: for deadlines.
         server_id, epoch: told to every agent.
-        heartbeat_interval_s: the longest silence is counted from it, unless `limits` say otherwise.
+        heartbeat_interval_s: an agent is given up after four of its own beats, or four of these when they are longer.
         tls: PEM files; None for plain text, where a node is who it says it is.
-        limits: bounds of the link; `idle_s` is set from the heartbeat interval when it is None.
+        limits: bounds of the link.
         workers: number of lanes.
     """
 
@@ -107,10 +107,7 @@ class Listener:
         self._clock = clock
         self._welcome = Welcome(PROTOCOL, server_id, epoch, heartbeat_interval_s)
         self._tls = TlsSource(tls, "server") if tls is not None else None
-        bounds = limits or LinkLimits()
-        if bounds.idle_s is None:
-            bounds = evolve(bounds, idle_s=max(2.0, _SILENT_BEATS * heartbeat_interval_s))
-        self._link = Link(self, clock, bounds, name="agents-link")
+        self._link = Link(self, clock, limits, name="agents-link")
         self._lanes: list[queue.SimpleQueue[_Job | None]] = [queue.SimpleQueue() for _ in range(workers)]
         self._workers = [
             threading.Thread(target=self._work, args=(lane,), name=f"agents-{at}", daemon=True)
@@ -235,9 +232,10 @@ class Listener:
         guest.handle = handle
         older = self._live.get(node_id)
         self._live[node_id] = handle
-        self._link.raise_limit(conn)
         # the node's own configuration says how often it reports; the welcome only keeps that within reason
-        handle.say(evolve(self._welcome, heartbeat_interval_s=agreed_interval(hello.heartbeat_interval_s)))
+        interval_s = agreed_interval(hello.heartbeat_interval_s)
+        self._link.greet(conn, _SILENT_BEATS * max(interval_s, self._welcome.heartbeat_interval_s))
+        handle.say(evolve(self._welcome, heartbeat_interval_s=interval_s))
         handle.welcomed()
         if older is not None:
             self._replace(older, handle)

@@ -26,12 +26,12 @@ from llmgw.config import (
     check_labels,
     checked,
     derived,
+    describe,
     lasting,
     load_text,
+    parse_host_port,
     read_file,
 )
-from llmgw.config.structure import describe
-from llmgw.config.values import parse_host_port
 from llmgw.domain.engines import EngineSpec
 
 LLAMA_CPP_VERSION = "b10991"

@@ -133,7 +133,8 @@ def crash(code: int, words: str) -> None:
     """Ends the process at once: `code` is an exit code, or a signal when negative."""
     log(words)
     if code < 0:
-        signal.signal(-code, signal.SIG_DFL) if -code not in (signal.SIGKILL, signal.SIGSTOP) else None
+        with contextlib.suppress(ValueError, OSError):  # only the main thread may, and not for every signal
+            signal.signal(-code, signal.SIG_DFL)
         os.kill(os.getpid(), -code)
         time.sleep(5)
     os._exit(code)

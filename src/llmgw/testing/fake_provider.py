@@ -60,7 +60,7 @@ class FakeProvider:
 
     def launch(self, engine: InstalledEngine, plan: LaunchPlan) -> Launch:
         argv = [
-            engine.binary, "-I", str(PROGRAM),
+            engine.binary, "-I", "-S", str(PROGRAM),
             "--host", plan.host,
             "--port", str(plan.port),
             "--alias", plan.model_name,

@@ -23,7 +23,7 @@ class LinkLimits:
     Args:
         handshake_s: for dialling and the TLS handshake together.
         first_message_s: from then to the peer's first message.
-        idle_s: longest silence after it; None allows any.
+        idle_s: longest silence after it, None allows any; a connection may have a shorter one of its own.
         outbox_bytes: a peer that lets more than this pile up is disconnected.
         connections: in all.
         per_address: from one IP address.
@@ -134,6 +134,7 @@ class Conn:
     write_failed: LlmgwError | None = None
     paused: bool = False
     greeted: bool = False
+    idle_s: float | None = None
 
 
 def tune(sock: socket.socket, user_timeout_s: float) -> None:

@@ -156,9 +156,11 @@ class Link:
         """Send what is queued, then close."""
         self._post(lambda: self._close(conn, error, flush=True))
 
-    def raise_limit(self, conn: Conn) -> None:
-        """Allow the peer lines of full length: it is about to be welcomed."""
-        self._post(conn.codec.raise_limit)
+    def greet(self, conn: Conn, idle_s: float) -> None:
+        """The peer is about to be welcomed: allow it lines of full length and `idle_s` of silence (or the link's own
+        bound, when that is shorter).
+        """
+        self._post(lambda: self._greet(conn, idle_s))
 
     def pause(self, conn: Conn, paused: bool) -> None:
         """Stop or go on reading from a peer that sends faster than its messages are handled."""
@@ -248,8 +250,7 @@ class Link:
                 if conn.state is not ConnState.OPEN:
                     return
             if conn.greeted:
-                idle = self._limits.idle_s
-                conn.deadline = None if idle is None else self._clock.monotonic() + idle
+                conn.deadline = self._idle_deadline(conn)
             if conn.codec.fault is not None:
                 raise conn.codec.fault
         self._again.add(conn)
@@ -350,13 +351,25 @@ class Link:
         self._again.discard(conn)
         self._door.left(conn)
 
+    def _greet(self, conn: Conn, idle_s: float) -> None:
+        conn.codec.raise_limit()
+        conn.idle_s = idle_s
+        if conn.state is ConnState.OPEN and not conn.paused:
+            conn.deadline = self._idle_deadline(conn)
+
+    def _idle_deadline(self, conn: Conn) -> float | None:
+        idle_s = self._idle_s(conn)
+        return None if idle_s is None else self._clock.monotonic() + idle_s
+
+    def _idle_s(self, conn: Conn) -> float | None:
+        return min((bound for bound in (self._limits.idle_s, conn.idle_s) if bound is not None), default=None)
+
     def _set_paused(self, conn: Conn, paused: bool) -> None:
         if conn.state is not ConnState.OPEN or conn.paused == paused:
             return
         conn.paused = paused
         # Our own slowness is not the peer's silence.
-        idle = self._limits.idle_s
-        conn.deadline = None if paused or idle is None else self._clock.monotonic() + idle
+        conn.deadline = None if paused else self._idle_deadline(conn)
         if not paused:
             self._again.add(conn)
         self._watch(conn)
@@ -377,7 +390,7 @@ class Link:
                 spent = format_duration(self._limits.first_message_s)
                 self._close(conn, WireError(f"the peer said nothing llmgw knows within {spent}"), flush=False)
             elif conn.state is ConnState.OPEN:
-                spent = format_duration(self._limits.idle_s or 0)
+                spent = format_duration(self._idle_s(conn) or 0)
                 self._close(conn, LinkError(f"the peer was silent for {spent}"), flush=False)
             else:
                 what = "no answer" if conn.state is ConnState.DIALLING else "the TLS handshake was not finished"
