@@ -11,8 +11,9 @@ version=$("$python" -c 'import llmgw; print(llmgw.__version__)')
 out=dist/llmgw-$version-linux-$(uname -m).pyz
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
+rm -rf build # setuptools would pack what an earlier build left there
 
-"$python" -m pip install --disable-pip-version-check -q --no-compile --target "$work/site" . 2> >(grep -v '^WARNING: Location' >&2)
+"$python" -m pip install --disable-pip-version-check -q --no-compile --target "$work/site" .
 # what nobody runs from inside the file, and what names the directory it was built in
 rm -rf "$work/site/bin" "$work"/site/*.dist-info/{RECORD,INSTALLER,REQUESTED,direct_url.json}
 find "$work/site/yaml" -name '_yaml*.so' -delete # pure Python is quick enough, and the library is 2.7 MB

@@ -41,7 +41,7 @@ find_python() {
 
 # make_venv DIR EXTRAS: a virtual environment with this checkout in it; quick when nothing changed since the last time.
 make_venv() {
-    local dir=$1 extras=$2 python stamp
+    local dir=$1 extras=$2 python stamp stamps
     python=$(find_python)
     if [ ! -x "$dir/bin/python" ]; then
         "$python" -c 'import ensurepip' 2>/dev/null ||
@@ -50,11 +50,14 @@ make_venv() {
         say "making a virtual environment in $dir"
         "$python" -m venv "$dir"
     fi
-    stamp="$(cksum <pyproject.toml) $extras $PWD"
-    if [ ! -x "$dir/bin/llmgw" ] || [ "$(cat "$dir/.llmgw-stamp" 2>/dev/null)" != "$stamp" ]; then
+    stamp="$(cksum <pyproject.toml) $PWD"
+    # what was installed with more extras serves a caller who asks for fewer
+    stamps=("$dir/.llmgw-stamp$extras")
+    [ -n "$extras" ] || stamps=("$dir"/.llmgw-stamp*)
+    if [ ! -x "$dir/bin/llmgw" ] || ! grep -qsxF "$stamp" "${stamps[@]}"; then
         say "installing llmgw and what it needs"
-        "$dir/bin/python" -m pip install --disable-pip-version-check -q --editable ".$extras" 2> >(grep -v '^WARNING: Location' >&2) ||
+        "$dir/bin/python" -m pip install --disable-pip-version-check -q --editable ".$extras" ||
             die "pip could not install llmgw; its own words are above"
-        printf '%s' "$stamp" >"$dir/.llmgw-stamp"
+        printf '%s\n' "$stamp" >"$dir/.llmgw-stamp$extras"
     fi
 }

@@ -292,6 +292,11 @@ def test_a_named_engine_is_probed_and_never_installed(bench: Bench, until: Until
     assert engine is not None
     assert (engine.binary, engine.dir) == (binary, "")
     assert converge.engine("llama.cpp", "b10991") is None
+    bench.clock.ahead += RECHECK_S
+    bench.changed.clear()
+    converge.recheck_now()
+    until(lambda: converge._named["llama.cpp"].checked_at is not None, what="a second look")
+    assert converge.statuses() == (found,)
 
 
 def test_a_named_engine_that_does_not_run_is_told(bench: Bench, until: Until, tmp_path: Path) -> None:

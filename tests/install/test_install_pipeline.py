@@ -10,11 +10,12 @@ from pathlib import Path
 
 import attrs
 import pytest
+from github_server import GithubServer
 from install_archives import entry, tar_gz, write
 from install_fakes import Shelf, StepClock, facts
 from install_small import NoPackages, Small, pipeline, release
 
-from llmgw.domain.engines import EngineSpec, Progress
+from llmgw.domain.engines import Asset, EngineSpec, Progress
 from llmgw.errors import (
     ArchiveRefused,
     FetchError,
@@ -28,6 +29,7 @@ from llmgw.errors import (
 from llmgw.install.ldd import Linked
 from llmgw.install.pipeline import Pipeline, build_allowed
 from llmgw.install.prove import Prover
+from llmgw.install.sources import fetch_asset, make_source
 from llmgw.install.store import Store
 from llmgw.providers.llamacpp import LlamaCpp
 from llmgw.system.clock import RealClock
@@ -122,7 +124,10 @@ def test_each_source_is_tried_and_each_refusal_is_told(tmp_path: Path, shelf: Sh
     made = Pipeline(Store(tmp_path / "e", clock), sources.__getitem__, shelf.fetch, NoPackages(), prover, clock)
     told = Told()
     run(made, attrs.evolve(SPEC, sources=("github", "shelf")), told=told)
-    assert told.words[:2] == ["installing: asking github for small b1", "installing: asking shelf for small b1"]
+    assert told.words[:2] == [
+        "installing: asking github for small b1",
+        "installing: asking shelf for small b1 (github: b1 is not published yet)",
+    ]
     with pytest.raises(InstallError) as caught:
         run(made, attrs.evolve(SPEC, version="b2", sources=("github", "shelf")))
     assert caught.value.words() == "github: b1 is not published yet; shelf: small b2 has no build there"
@@ -298,3 +303,31 @@ def test_a_real_release_is_installed_and_proven_end_to_end(tmp_path: Path, real:
     assert real.recheck(engine) is None
     (Path(engine.dir) / "libggml-cpu.so.0.20.0").rename(tmp_path / "moved")
     assert "`libggml-cpu.so.0.20.0` is gone" in (real.recheck(engine) or "")
+
+
+def test_a_release_on_github_reaches_the_node_over_http(tmp_path: Path, release_dir: Path) -> None:
+    name = "llama-b1-bin-ubuntu-x64.tar.gz"
+    told, clock, stop = Told(), RealClock(), threading.Event()
+    spec = EngineSpec("llama.cpp", "b1")
+    with GithubServer() as github, Http() as http:
+        env = {"LLMGW_GITHUB_API": github.api}
+        served = github.release("ggml-org/llama.cpp", "b1", {name: (release_dir / name).read_bytes()})[name]
+        served.cuts = [9_000_000]
+
+        def fetch(asset: Asset, dest_dir: Path, **kwargs: object) -> Path:
+            return fetch_asset(asset, dest_dir, http, env=env, **kwargs)  # type: ignore[arg-type]
+
+        made = Pipeline(
+            Store(tmp_path / "engines", clock),
+            lambda text: make_source(text, http, env=env),
+            fetch,
+            NoPackages(),
+            Prover(RealRunner(), http, clock),
+            clock,
+        )
+        engine = made.install(spec, LlamaCpp(), facts(), told, stop)
+        assert made.recheck(engine) is None
+        with pytest.raises(NotPublished):
+            made.install(attrs.evolve(spec, version="b2"), LlamaCpp(), facts(), told, stop)
+    assert any("MB, 100 %)" in words for words in told.words)
+    assert told.words[0] == "installing: asking github for llama.cpp b1"

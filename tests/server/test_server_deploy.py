@@ -239,3 +239,19 @@ def test_an_agent_that_cannot_be_told_is_told_again(plane: Plane) -> None:
     agent = plane.join("n1")
     plane.deploy.pass_once()
     assert len(agent.sent) == 1
+
+
+def test_a_heartbeat_never_reaches_the_database(plane: Plane) -> None:
+    plane.join("n1")
+    plane.fleet.reported("n1", report())
+    plane.deploy.apply(QWEN)
+    plane.deploy.pass_once()
+    plane.fleet.reported("n1", report(status("qwen#0", 1, READY)))
+    plane.deploy.pass_once()
+    statements: list[str] = []
+    plane.state._db.set_trace_callback(statements.append)
+    for seq in range(5):
+        plane.fleet.reported("n1", evolve(report(status("qwen#0", 1, READY)), seq=seq))
+        plane.deploy.pass_once()
+    plane.state._db.set_trace_callback(None)
+    assert statements == []

@@ -137,19 +137,6 @@ def test_clock_and_version_skew_become_warnings_beside_the_nodes_own() -> None:
     assert report.warnings == ()
 
 
-def test_a_silent_connection_is_closed_once_its_node_is_lost_and_a_fresh_one_is_not() -> None:
-    seen = Seen()
-    old, fresh = FakeAgent(), FakeAgent()
-    seen.fleet.admit("n1", FakeHello(), "a", old)
-    seen.fleet.reported("n1", REPORT)
-    seen.clock.pass_time(21)
-    seen.fleet.drop_silent()
-    assert old.closed == ["no report for 21s"]
-    seen.fleet.admit("n1", FakeHello(), "a", fresh)
-    seen.fleet.drop_silent()
-    assert fresh.closed == []
-
-
 def test_asking_a_node_that_is_away_is_an_error_with_its_name(tmp_path: Path) -> None:
     with pytest.raises(LinkError, match="cannot ask node n1 for logs: it is not connected"):
         Seen("n1").fleet.ask("n1", "logs", {}, 1.0)

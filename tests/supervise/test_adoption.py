@@ -188,6 +188,17 @@ def test_workers_of_an_engine_that_died_meanwhile_are_swept(bench: Bench) -> Non
         time.sleep(0.02)
 
 
+def test_workers_without_an_engine_and_without_a_record_are_swept(bench: Bench) -> None:
+    pid, _ = left_behind(bench)
+    environ = procs.read_environ(pid)
+    worker = subprocess.Popen(["sleep", "600"], env=environ)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    (replica_dir(bench.work_dir, "m#0") / "handle.json").unlink()
+    bench.supervisor()
+    assert worker.wait(5) == -signal.SIGKILL
+
+
 @pytest.mark.parametrize("forge", ["pid", "pid and start time"])
 def test_a_stranger_on_the_recorded_pid_is_never_signalled(
     bench: Bench, bystander: subprocess.Popen[bytes], forge: str

@@ -89,7 +89,7 @@ def test_a_connection_is_used_again_after_a_whole_answer(http: Http, server: Fil
     server.put("/a", b"hello")
     for _ in range(3):
         http.request("GET", server.url_of("/a"))
-    pool = http._pools[""].connection_from_url(server.url)
+    pool = http._pools["", False].connection_from_url(server.url)
     assert pool.num_connections == 1
 
 

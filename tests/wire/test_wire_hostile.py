@@ -180,7 +180,7 @@ def test_a_flood_of_reports_waits_in_the_kernel_and_not_in_memory() -> None:
     fleet = Fleet()
     fleet.hold.clear()
     template = Source().report(1, None, None, None)
-    count = 40_000
+    count = 25_000
     flood = b"".join(encode(Report(evolve(template, seq=seq))) for seq in range(count))
     with running_listener(fleet) as listener, _peer(listener.port) as peer:
         peer.sendall(_hello())

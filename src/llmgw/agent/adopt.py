@@ -38,13 +38,23 @@ class Gone:
     leftovers: tuple[procs.Stat, ...] = ()
 
 
-def find(work_dir: Path) -> tuple[list[Survivor], list[Gone]]:
+@frozen
+class Found:
+    """What an earlier agent left. `orphans` are markers of processes whose engine is gone without a record."""
+
+    survivors: tuple[Survivor, ...]
+    gone: tuple[Gone, ...]
+    orphans: tuple[str, ...]
+
+
+def find(work_dir: Path) -> Found:
     """Look for the engines an earlier agent started from `work_dir`: by their handles, then by their environment.
 
     A broken handle is put aside; the engine it was for is then found by its environment.
     """
     survivors: list[Survivor] = []
     gone: list[Gone] = []
+    orphans: list[str] = []
     known: set[str] = set()
     for handle in _recorded(work_dir):
         known.add(handle.marker)
@@ -54,12 +64,14 @@ def find(work_dir: Path) -> tuple[list[Survivor], list[Gone]]:
         else:
             gone.append(Gone(handle, _why(handle), tuple(procs.find_marked(handle.marker))))
     for handle in _unrecorded(work_dir, known):
-        child = hold(handle.identity())
-        if child is not None:
+        child = hold(handle.identity()) if handle.pid else None
+        if child is None:
+            orphans.append(handle.marker)
+        else:
             _LOG.info("found `%s` by its environment (pid %d)", handle.replica_id, handle.pid)
             save(handle)
             survivors.append(Survivor(handle, child))
-    return survivors, gone
+    return Found(tuple(survivors), tuple(gone), tuple(orphans))
 
 
 def _recorded(work_dir: Path) -> Iterator[Handle]:
@@ -79,7 +91,7 @@ def _recorded(work_dir: Path) -> Iterator[Handle]:
 
 
 def _unrecorded(work_dir: Path, known: set[str]) -> Iterator[Handle]:
-    """Handles read from the environment of processes whose marker no file mentions."""
+    """Handles read from the environment of processes whose marker no file mentions; without pid: no engine is left."""
     root = (work_dir / "replicas").resolve()
     oldest: dict[str, tuple[procs.Stat, Handle]] = {}
     for pid in procs.all_pids():
@@ -92,12 +104,15 @@ def _unrecorded(work_dir: Path, known: set[str]) -> Iterator[Handle]:
         if handle is None or handle.marker != marker or Path(handle.dir).parent.resolve() != root:
             continue
         stat = procs.read_stat(pid)
-        if stat is None or stat.ended or stat.session != pid:
+        if stat is None or stat.ended:
             continue
-        # the engine is the oldest session of its marker; younger ones are its grandchildren
-        if marker not in oldest or stat.start_ticks < oldest[marker][0].start_ticks:
+        # the engine is the oldest process of its marker
+        if marker not in oldest or (stat.start_ticks, pid) < (oldest[marker][0].start_ticks, oldest[marker][0].pid):
             oldest[marker] = (stat, handle)
     for marker, (stat, handle) in oldest.items():
+        if stat.session != stat.pid:
+            yield handle
+            continue
         exe = procs.read_exe(stat.pid) or ""
         here = work_dir / "replicas" / Path(handle.dir).name
         yield evolve(handle, dir=str(here)).with_identity(

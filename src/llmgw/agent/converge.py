@@ -290,10 +290,11 @@ class Converge:
             return
         self._retries.pop(key, None)
         self._named[name] = Named(name, self._clock.now(), usable=True)
-        engine = InstalledEngine(name, seen.version or "", "named", "", probe.binary, dict(settings.settings))
+        version = seen.version or (known.version if known is not None else "")
+        engine = InstalledEngine(name, version, "named", "", probe.binary, dict(settings.settings))
         self._found[name] = engine
-        words = f"named in agent.yaml: `{probe.binary}`, version {seen.version or 'not told'}, seen to run"
-        status = EngineStatus(name, seen.version, None, EngineState.NAMED, words, now, usable=True)
+        words = f"named in agent.yaml: `{probe.binary}`, version {version or 'not told'}, seen to run"
+        status = EngineStatus(name, version or None, None, EngineState.NAMED, words, now, usable=True)
         self._board.put(key, status, engine)
 
     def _install(self, spec: EngineSpec) -> bool:

@@ -235,17 +235,18 @@ class Supervisor:
         self._awaited.append((lambda: all(each.run is None for each in self._replicas.values()), gone))
 
     def _adopt(self) -> None:
-        survivors, gone = adopt.find(self._settings.work_dir)
+        found = adopt.find(self._settings.work_dir)
+        self._leftovers.extend(found.orphans)
         waiting: set[str] = set()
-        for found in sorted(survivors, key=lambda each: -each.handle.epoch):
-            replica = self._replica(found.handle.replica_id)
+        for engine in sorted(found.survivors, key=lambda each: -each.handle.epoch):
+            replica = self._replica(engine.handle.replica_id)
             if replica.run is None:
-                replica.adopt(found)
-                waiting.add(found.handle.replica_id)
+                replica.adopt(engine)
+                waiting.add(engine.handle.replica_id)
             else:  # two engines of one replica: the higher epoch stays; the other carries our marker
-                self._leftovers.append(found.handle.marker)
-                found.child.close()
-        for each in gone:
+                self._leftovers.append(engine.handle.marker)
+                engine.child.close()
+        for each in found.gone:
             self._note_gone(each)
         until = self._clock.monotonic() + _FIRST_ANSWERS_S
         self._awaited.append((lambda: self._clock.monotonic() >= until or not self._silent(waiting), self._adopted))

@@ -129,9 +129,13 @@ class Pipeline:
         for text in spec.sources or ("github",):
             _go_on(stop)
             try:
-                status(f"installing: asking {text} for {spec.name} {spec.version}", None)
+                so_far = f" ({_refused(refusals)})" if refusals else ""
+                status(f"installing: asking {text} for {spec.name} {spec.version}{so_far}", None)
                 assets = self._make_source(text).assets(origin, spec, facts.cpu.arch)
                 recipe = provider.recipe(spec, facts, assets)
+                if recipe.passed_over and refusals:
+                    # the better build may be at the source that refused
+                    recipe = attrs.evolve(recipe, passed_over=f"{recipe.passed_over}; {_refused(refusals)}")
                 return self._carry_out(spec, recipe, facts, status, stop)
             except LlmgwError as error:
                 if stop.is_set():
@@ -298,11 +302,15 @@ def _go_on(stop: threading.Event) -> None:
         raise InstallError("the installation was stopped", code="stopped")
 
 
+def _refused(refusals: list[tuple[str, LlmgwError]]) -> str:
+    return "; ".join(f"{text}: {error.words()}" for text, error in refusals)
+
+
 def _combined(refusals: list[tuple[str, LlmgwError]]) -> LlmgwError:
     """One error out of each source's own; a single one travels as it is."""
     if len(refusals) == 1:
         return refusals[0][1]
-    words = "; ".join(f"{text}: {error.words()}" for text, error in refusals)
+    words = _refused(refusals)
     waits = [wait for _, error in refusals if (wait := getattr(error, "retry_after_s", None)) is not None]
     kinds = {type(error) for _, error in refusals}
     kind: type[InstallError] = InstallError

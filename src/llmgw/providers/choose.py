@@ -15,7 +15,7 @@ _BUILD = re.compile(
     r"llama-(?P<tag>b\d+)-bin-ubuntu-(?:(?P<kind>cuda|vulkan|rocm|openvino|sycl)-(?:(?P<label>[a-z0-9.]+)-)?)?"
     r"(?P<arch>x64|arm64|s390x)\.(?:tar\.gz|zip)"
 )
-_RUNTIME = re.compile(r"cudart-llama-b\d+-bin-ubuntu-cuda-(?P<label>[0-9.]+)-(?P<arch>x64|arm64)\.tar\.gz")
+_RUNTIME = re.compile(r"cudart-llama-(?P<tag>b\d+)-bin-ubuntu-cuda-(?P<label>[0-9.]+)-(?P<arch>x64|arm64)\.tar\.gz")
 _ARCHES = {"x86_64": "x64", "amd64": "x64", "aarch64": "arm64", "arm64": "arm64"}
 # what upstream's build machines ship: x64 CPU and Vulkan come from an older distribution than all others
 _OLD_FLOOR = ("2.34", "3.4.30")
@@ -144,9 +144,15 @@ def _cuda(
     fitting = _driver_fits(facts, builds)
     if isinstance(fitting, str):
         return fitting
-    runtimes = {match["label"]: asset for asset in assets if (match := _RUNTIME.fullmatch(asset.name))
-                and match["arch"] == arch}  # fmt: skip
-    runtime = runtimes.get(fitting.label)
+    runtime = next(
+        (
+            asset
+            for asset in assets
+            if (match := _RUNTIME.fullmatch(asset.name))
+            and (match["tag"], match["label"], match["arch"]) == (fitting.tag, fitting.label, arch)
+        ),
+        None,
+    )
     if runtime is None:
         return f"the CUDA {fitting.label} build has no runtime archive (`cudart-…`) there"
     return Choice("cuda", fitting.label, fitting.tag, fitting.asset, runtime)

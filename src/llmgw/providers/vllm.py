@@ -62,10 +62,8 @@ class Vllm:
                 cause=cause,
                 hint="write `bin: /path/to/vllm`",
             )
-        # it imports its whole stack to say its version
-        check = Check(
-            "vllm --version", (binary, "--version"), stdout=r"^[0-9]+\.[0-9]+\S*", timeout_s=180.0, quick=True
-        )
+        # it imports its whole stack to say its version: seconds of work, so not at every re-check
+        check = Check("vllm --version", (binary, "--version"), stdout=r"^[0-9]+\.[0-9]+\S*", timeout_s=180.0)
         return NamedProbe(binary, (check,), r"^([0-9]+\.[0-9]+\S*)")
 
     def launch(self, engine: InstalledEngine, plan: LaunchPlan) -> Launch:

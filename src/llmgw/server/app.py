@@ -25,7 +25,6 @@ log = logging.getLogger("llmgw.server")
 DRAIN_S = 30.0
 SURVIVORS_S = 2.5
 INTERVAL_S = 5.0
-SILENCE_S = 2400.0
 
 
 @click.command("server")
@@ -101,7 +100,6 @@ def _start(settings: ServerSettings, stack: contextlib.ExitStack) -> Deploy:
     from llmgw.server.web import Web, make_app
     from llmgw.server.workers import Workers
     from llmgw.system.clock import RealClock
-    from llmgw.wire.conn import LinkLimits
     from llmgw.wire.tls import TlsFiles
 
     clock = RealClock()
@@ -167,7 +165,6 @@ def _start(settings: ServerSettings, stack: contextlib.ExitStack) -> Deploy:
         server_id=state.server_id,
         epoch=state.epoch,
         heartbeat_interval_s=INTERVAL_S,
-        limits=LinkLimits(idle_s=SILENCE_S),
         tls=TlsFiles(tls.ca, tls.cert, tls.key, tls.crl) if tls else None,
     )
     listener.start()

@@ -158,7 +158,6 @@ class Deploy:
             log.warning("this server stood still for %.0f s: no replica is moved for a while", now - self._last_pass)
             self._grace_until = now + _GRACE_BEATS_S
         self._last_pass = now
-        self._fleet.drop_silent()
         fleet = self._fleet.views()
         stored = self._state.profiles()
         profiles = [item.profile for item in stored]

@@ -70,7 +70,6 @@ class _Node:
     version: str | None = None
     facts: NodeFacts | None = None
     report: NodeReport | None = None
-    admitted: float = 0.0
     arrived: float | None = None
     last_seen: float | None = None
     left_words: str = ""
@@ -114,7 +113,7 @@ class Fleet:
             node = self._nodes.setdefault(node_id, _Node(node_id))
             node.agent, node.instance_id, node.address = agent, hello.instance_id, address
             node.version, node.facts, node.left_words = hello.version, hello.facts or node.facts, ""
-            node.own_warnings, node.admitted = warnings, self._clock.monotonic()
+            node.own_warnings = warnings
             node.interval_s = agreed_interval(hello.heartbeat_interval_s)
         log.info("node %s connected from %s, llmgw %s", node_id, address, hello.version)
         if new:
@@ -155,18 +154,6 @@ class Fleet:
         """The connected agents by node id."""
         with self._lock:
             return {node.node_id: node.agent for node in self._nodes.values() if node.agent is not None}
-
-    def drop_silent(self) -> None:
-        """Close connections that were silent for as long as makes a node lost: half open, the agent dials again."""
-        now = self._clock.monotonic()
-        silent: list[tuple[AgentHandle, float]] = []
-        with self._lock:
-            for node in self._nodes.values():
-                age = now - max(node.arrived or node.admitted, node.admitted)
-                if node.agent is not None and age >= (self._lost_after + 1) * node.interval_s:
-                    silent.append((node.agent, age))
-        for agent, age in silent:
-            agent.close(f"no report for {format_duration(age)}")
 
     def ask(self, node_id: str, what: str, args: Mapping[str, str], timeout_s: float) -> Any:
         """Ask a node and wait for its answer.

@@ -72,6 +72,8 @@ class State:
         self._path = path
         self._held = held
         self._lock = threading.Lock()
+        self._profiles: tuple[StoredProfile, ...] | None = None
+        self._keys: tuple[StoredKey, ...] | None = None
         with self._write("begin a new epoch") as db:
             self.server_id = _meta(db, "server_id") or secrets.token_hex(8)
             self.epoch = int(_meta(db, "epoch") or 0) + 1
@@ -85,14 +87,18 @@ class State:
             self._held.close()
 
     def profiles(self) -> tuple[StoredProfile, ...]:
-        """All profiles by name."""
-        rows = self._read("SELECT body, created FROM profiles ORDER BY name")
-        return tuple(StoredProfile(self._value(body, Profile), created) for body, created in rows)
+        """All profiles by name; from memory once read."""
+        with self._lock:
+            if self._profiles is None:
+                rows = self._read("SELECT body, created FROM profiles ORDER BY name")
+                self._profiles = tuple(StoredProfile(self._value(body, Profile), created) for body, created in rows)
+            return self._profiles
 
     def put_profile(self, profile: Profile, now: float) -> bool:
         """Keep a profile; False when the very same was there already."""
         body = json.dumps(to_json(profile), sort_keys=True)
         with self._write(f"keep profile `{profile.name}`") as db:
+            self._profiles = None
             row = db.execute("SELECT body FROM profiles WHERE name = ?", (profile.name,)).fetchone()
             if row is not None and row[0] == body:
                 return False
@@ -105,13 +111,15 @@ class State:
     def delete_profile(self, name: str) -> bool:
         """Forget a profile; False when there was none."""
         with self._write(f"delete profile `{name}`") as db:
+            self._profiles = None
             return db.execute("DELETE FROM profiles WHERE name = ?", (name,)).rowcount > 0
 
     def assignments(self) -> tuple[Assignment, ...]:
         """Which replica was given to which node."""
-        rows = self._read(
-            "SELECT idx, node_id, memory_bytes, host, port, api_key, spec FROM assignments ORDER BY replica_id"
-        )
+        with self._lock:
+            rows = self._read(
+                "SELECT idx, node_id, memory_bytes, host, port, api_key, spec FROM assignments ORDER BY replica_id"
+            )
         return tuple(
             Assignment(index, node_id, evolve(self._value(spec, ReplicaSpec), api_key=key), memory_bytes, host, port)
             for index, node_id, memory_bytes, host, port, key, spec in rows
@@ -147,7 +155,8 @@ class State:
 
     def nodes(self) -> tuple[str, ...]:
         """Ids of all nodes that ever connected."""
-        return tuple(row[0] for row in self._read("SELECT node_id FROM nodes ORDER BY node_id"))
+        with self._lock:
+            return tuple(row[0] for row in self._read("SELECT node_id FROM nodes ORDER BY node_id"))
 
     def add_node(self, node_id: str, now: float) -> None:
         """Remember a node; once for each node, not for each connection."""
@@ -155,23 +164,30 @@ class State:
             db.execute("INSERT OR IGNORE INTO nodes VALUES (?, ?)", (node_id, now))
 
     def client_keys(self) -> tuple[StoredKey, ...]:
-        """The clients' keys by name."""
-        rows = self._read("SELECT name, sha256, models, created FROM keys ORDER BY name")
-        return tuple(StoredKey(RouteKey(name, sha, tuple(json.loads(models))), at) for name, sha, models, at in rows)
+        """The clients' keys by name; from memory once read."""
+        with self._lock:
+            if self._keys is None:
+                rows = self._read("SELECT name, sha256, models, created FROM keys ORDER BY name")
+                self._keys = tuple(
+                    StoredKey(RouteKey(name, sha, tuple(json.loads(models))), at) for name, sha, models, at in rows
+                )
+            return self._keys
 
     def add_key(self, key: RouteKey, now: float) -> bool:
         """Keep a key; False when the name is taken."""
         with self._write(f"keep key `{key.name}`") as db:
+            self._keys = None
             row = (key.name, key.sha256, json.dumps(list(key.models)), now)
             return db.execute("INSERT OR IGNORE INTO keys VALUES (?, ?, ?, ?)", row).rowcount > 0
 
     def delete_key(self, name: str) -> bool:
         """Forget a key; False when there was none."""
         with self._write(f"delete key `{name}`") as db:
+            self._keys = None
             return db.execute("DELETE FROM keys WHERE name = ?", (name,)).rowcount > 0
 
     def _read(self, query: str) -> list[Any]:
-        with self._lock, _mapped(self._path, "read"):
+        with _mapped(self._path, "read"):
             return self._db.execute(query).fetchall()
 
     @contextlib.contextmanager

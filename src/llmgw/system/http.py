@@ -96,7 +96,7 @@ class Http:
         self._use_proxies = use_proxies
         self._lock = threading.Lock()
         self._tls: ssl.SSLContext | None = None
-        self._pools: dict[str, urllib3.PoolManager] = {}
+        self._pools: dict[tuple[str, bool], urllib3.PoolManager] = {}
 
     def __enter__(self) -> Http:
         return self
@@ -207,10 +207,14 @@ class Http:
         if not http_words.is_web_address(url):
             raise HttpError(f"asking `{http_words.shown(url)}` failed", cause="it is not an http or https address")
         proxy = self._proxy_for(url)
+        # reading the authorities costs tens of milliseconds: `ctl` on plain http must not pay for them
+        key = (proxy, "https:" in (url[:6].lower(), proxy[:6].lower()))
         with self._lock:
-            pool = self._pools.get(proxy)
+            pool = self._pools.get(key)
             if pool is None:
-                options: dict[str, Any] = {"num_pools": 16, "maxsize": 8, "ssl_context": self._context()}
+                options: dict[str, Any] = {"num_pools": 16, "maxsize": 8}
+                if key[1]:
+                    options["ssl_context"] = self._context()
                 if proxy:
                     parts = urlsplit(proxy)
                     if parts.username:
@@ -220,7 +224,7 @@ class Http:
                     pool = urllib3.ProxyManager(bare, **options)
                 else:
                     pool = urllib3.PoolManager(**options)
-                self._pools[proxy] = pool
+                self._pools[key] = pool
             return pool
 
     def _proxy_for(self, url: str) -> str:

@@ -12,7 +12,9 @@ def own_argv() -> list[str]:
     """The command that runs this llmgw again: the one-file executable when it was started as one, else the package."""
     started = Path(sys.argv[0]) if sys.argv and sys.argv[0] else None
     if started is not None and started.is_file() and zipfile.is_zipfile(started):
-        return [sys.executable, str(started.resolve())]
+        # as closed to PYTHONPATH and foreign site-packages as this process was started
+        flags = [flag for flag, on in (("-I", sys.flags.isolated), ("-S", sys.flags.no_site)) if on]
+        return [sys.executable, *flags, str(started.resolve())]
     return [sys.executable, "-m", "llmgw"]
 
 

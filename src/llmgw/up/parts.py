@@ -58,9 +58,11 @@ class Parts:
 
     def start(self, part: str, *options: str) -> None:
         """Start `server` or `agent`; its log goes to `PART.log` in the state directory."""
-        log = str(self.state / f"{part}.log")
+        log = self.state / f"{part}.log"
+        if log.exists():
+            log.replace(log.with_suffix(".log.1"))
         argv = [*own_argv(), part, "-c", str(self.state / f"{part}.yaml"), *options]
-        self._running[part] = start_daemon(argv, env=own_env(), log_path=log)
+        self._running[part] = start_daemon(argv, env=own_env(), log_path=str(log))
         pids = {name: daemon.pid for name, daemon in self._running.items()}
         write_atomic(self.state / "pids.json", json.dumps(pids).encode(), 0o600)
 
@@ -72,13 +74,22 @@ class Parts:
         """
         for part, daemon in self._running.items():
             if daemon.poll() is not None:
-                raise LlmgwError(f"`llmgw {part}` has ended", cause=self.last_line(part), hint=self._see(part))
+                raise self.its_error(part)
 
-    def last_line(self, part: str) -> str:
-        """The last line that says an error in a part's log, else the last line."""
+    def its_error(self, part: str) -> LlmgwError:
+        """The error with which a part ended, as it wrote it, else its last line."""
         lines = [line for line in (read_text(self.state / f"{part}.log") or "").splitlines() if line.strip()]
-        errors = [line for line in lines if line.startswith("error:")]
-        return (errors or lines or ["it wrote nothing"])[-1].removeprefix("error: ")
+        said = {}
+        for line in lines:
+            kind, _, words = line.partition(": ")
+            if kind == "error":
+                said = {"error": words}
+            elif kind in ("cause", "hint") and said:
+                said[kind] = words
+        if not said:
+            cause = lines[-1] if lines else "it wrote nothing"
+            return LlmgwError(f"`llmgw {part}` has ended", cause=cause, hint=f"see `{self.state / f'{part}.log'}`")
+        return LlmgwError(said["error"], cause=said.get("cause", ""), hint=said.get("hint", ""))
 
     def stop(self) -> None:
         """End the agent with its engines first, then the server with its gateways; SIGKILL for what outstays."""
@@ -109,9 +120,6 @@ class Parts:
     def _is_ours(self, pid: int) -> bool:
         command = read_text(Path(f"/proc/{pid}/cmdline")) or ""
         return f"{self.state}/" in command and "-c" in command.split("\0")
-
-    def _see(self, part: str) -> str:
-        return f"its log is `{self.state / f'{part}.log'}`"
 
 
 def _free_port() -> int:

@@ -48,7 +48,7 @@ class Talk:
             if self._api("GET", "/status", quiet=True) is not None or self._stop.is_set():
                 return
             self._stop.wait(_TURN_S)
-        raise LlmgwError("the server does not answer", cause=self._parts.last_line("server"))
+        raise LlmgwError("the server does not answer", cause=self._parts.its_error("server").words())
 
     def apply(self, choice: Choice) -> None:
         """Tell the server which model is wanted; the one an earlier `up` asked for is taken back when it is another."""

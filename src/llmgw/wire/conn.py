@@ -11,7 +11,8 @@ from typing import Any
 from attrs import define, frozen
 from cryptography import x509
 
-from llmgw.errors import LlmgwError
+from llmgw.errors import LinkError, LlmgwError, WireError
+from llmgw.units import format_duration
 from llmgw.wire.codec import Codec
 from llmgw.wire.stream import Stream, Want
 
@@ -135,6 +136,21 @@ class Conn:
     paused: bool = False
     greeted: bool = False
     idle_s: float | None = None
+
+
+def longest_silence_s(conn: Conn, limits: LinkLimits) -> float | None:
+    """How long an open connection's peer may say nothing; None when any silence is allowed."""
+    return min((bound for bound in (limits.idle_s, conn.idle_s) if bound is not None), default=None)
+
+
+def overdue(conn: Conn, limits: LinkLimits) -> LlmgwError:
+    """Why a connection whose deadline has passed ends."""
+    if conn.state is ConnState.OPEN and not conn.greeted:
+        return WireError(f"the peer said nothing llmgw knows within {format_duration(limits.first_message_s)}")
+    if conn.state is ConnState.OPEN:
+        return LinkError(f"the peer was silent for {format_duration(longest_silence_s(conn, limits) or 0)}")
+    what = "no answer" if conn.state is ConnState.DIALLING else "the TLS handshake was not finished"
+    return LinkError(f"{what} from `{conn.address}` within {format_duration(limits.handshake_s)}")
 
 
 def tune(sock: socket.socket, user_timeout_s: float) -> None:

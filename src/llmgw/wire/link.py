@@ -20,9 +20,8 @@ from OpenSSL import SSL
 
 from llmgw.errors import LinkError, LlmgwError, WireError
 from llmgw.system.clock import Clock
-from llmgw.units import format_duration
 from llmgw.wire.codec import Codec
-from llmgw.wire.conn import Conn, ConnState, LinkLimits, Outbox, show_address, tune
+from llmgw.wire.conn import Conn, ConnState, LinkLimits, Outbox, longest_silence_s, overdue, show_address, tune
 from llmgw.wire.door import ContextSource, Door, open_listening
 from llmgw.wire.messages import Message, Refused, encode
 from llmgw.wire.stream import CLOSED, PlainStream, Stream, TlsStream, Want, os_words
@@ -358,11 +357,8 @@ class Link:
             conn.deadline = self._idle_deadline(conn)
 
     def _idle_deadline(self, conn: Conn) -> float | None:
-        idle_s = self._idle_s(conn)
-        return None if idle_s is None else self._clock.monotonic() + idle_s
-
-    def _idle_s(self, conn: Conn) -> float | None:
-        return min((bound for bound in (self._limits.idle_s, conn.idle_s) if bound is not None), default=None)
+        silence_s = longest_silence_s(conn, self._limits)
+        return None if silence_s is None else self._clock.monotonic() + silence_s
 
     def _set_paused(self, conn: Conn, paused: bool) -> None:
         if conn.state is not ConnState.OPEN or conn.paused == paused:
@@ -386,16 +382,8 @@ class Link:
         for conn in [each for each in self._conns if each.deadline is not None and now >= each.deadline]:
             if conn.state in _CLOSING:
                 self._forget(conn)
-            elif conn.state is ConnState.OPEN and not conn.greeted:
-                spent = format_duration(self._limits.first_message_s)
-                self._close(conn, WireError(f"the peer said nothing llmgw knows within {spent}"), flush=False)
-            elif conn.state is ConnState.OPEN:
-                spent = format_duration(self._idle_s(conn) or 0)
-                self._close(conn, LinkError(f"the peer was silent for {spent}"), flush=False)
             else:
-                what = "no answer" if conn.state is ConnState.DIALLING else "the TLS handshake was not finished"
-                spent = format_duration(self._limits.handshake_s)
-                self._close(conn, LinkError(f"{what} from `{conn.address}` within {spent}"), flush=False)
+                self._close(conn, overdue(conn, self._limits), flush=False)
 
     def _end(self, words: str) -> None:
         with self._post_lock:
