@@ -6,8 +6,8 @@
     make_tiny_gguf.py OUT.gguf --embedding           an embedding model (mean pooling)
     make_tiny_gguf.py OUT.gguf --layers 12 --embd 1024 --heads 16 --kv-heads 4 --ff 4096   slow, 300 MB
 
-The format is GGUF version 3: header, key-value pairs, tensor infos, then the tensors, each aligned to 32 bytes. The same
-options give the same bytes everywhere.
+The format is GGUF version 3: header, key-value pairs, tensor infos, then the tensors, each aligned to 32 bytes. The
+same options give the same bytes everywhere.
 
 Random logits would mostly pick single bytes, and a reply that is not UTF-8 makes llama-server answer 500. So
 component 0 of the residual stream is held constant (no layer writes it) and column 0 of the output matrix works as a

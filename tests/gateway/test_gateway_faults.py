@@ -328,6 +328,27 @@ def test_a_client_that_does_not_read_costs_little_and_delays_nobody(start: Calla
     assert sent[0] < 3 * 16_000_000
 
 
+def test_a_connection_that_was_held_up_by_a_slow_client_serves_the_next_one(plane: Gateway):
+    body = b'"' + b"x" * 250_000 + b'"'
+    answer = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+    connections = []
+
+    def act(connection: socket.socket, _request: bytes) -> None:
+        connections.append(connection)
+        connection.sendall(answer)
+        while b"}" in connection.recv(65536):
+            connection.sendall(answer)
+
+    plane.routes(model(replica(plane.scripted(act))))
+    with socket.socket() as slow:
+        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        slow.connect(("127.0.0.1", plane.port))
+        slow.sendall(post("/v1/chat/completions", ask()))
+        wait_for(lambda: plane.metric('llmgw_requests_total{model="m",code="200"}') > 0, "the answer to be complete")
+        assert plane.chat(timeout=5)[2] == body
+        assert len(connections) == 1
+
+
 # -- the control process goes; the gateway ends
 
 

@@ -119,6 +119,8 @@ def start_engine(
             restarts=restarts,
         )
         environ = child.engine_environ(settings.environ, launch.env, where)
+        if launch.key_env and spec.api_key:
+            environ[launch.key_env] = spec.api_key
         environ[procs.MARKER] = marker
         environ[procs.HANDLE] = handles.encode(handle)
         started = child.start(launch.argv, environ, where, logs.start_new(where))

@@ -60,9 +60,10 @@ class ControlLink:
                     _LOG.warning("control socket `%s` cannot be reached: %s; trying on", self._path, error)
                 failures += 1
             else:
-                failures = 0
+                began = asyncio.get_running_loop().time()
                 _LOG.info("connected to the control process")
                 await self._talk(reader, writer)
+                failures = 0 if asyncio.get_running_loop().time() - began > _RETRY_MAX_S else failures + 1
                 _LOG.warning("the control process is away; going on with the last routing snapshot")
             await asyncio.sleep(random.uniform(0.05, min(_RETRY_MAX_S, 0.2 * 2.0 ** min(failures, 10))))
 

@@ -120,6 +120,12 @@ class Serve(Relay):
             )
         )
 
+    def lost(self, words: str) -> None:
+        """The engine broke off: it may be about to fail others too."""
+        if self.replica is not None and not self._ended:
+            self.plane.balance.failed(self.replica, words)
+        super().lost(words)
+
     def may_end_by_close(self) -> bool:
         """A stream that just stops is not a finished one."""
         return not self._events or b"[DONE]" in self._tail
@@ -271,5 +277,5 @@ def _engine_words(body: bytes) -> str:
         error = msgspec.json.decode(body, type=_EngineAnswer).error
     except (msgspec.DecodeError, RecursionError):
         return ascii(body[:200].decode("utf-8", "replace"))
-    words = error.message if isinstance(error, _EngineError) else error
-    return (words or "no words")[:500]
+    words = (error.message if isinstance(error, _EngineError) else error) or "no words"
+    return "".join(each if each.isprintable() else " " for each in words[:500])

@@ -59,6 +59,7 @@ class Upstream(asyncio.Protocol):
         self._parser = httptools.HttpResponseParser(self)
         self._head_bytes = self._field_bytes = 0
         self._interim = self._until_close = self._surplus = self._lives_on = False
+        self._paused = False
         self.gone = False
 
     def ask(self, receiver: Receiver, head: bytes, body: bytes | bytearray, head_only: bool = False) -> None:
@@ -90,12 +91,14 @@ class Upstream(asyncio.Protocol):
 
     def pause(self) -> None:
         """Stop reading: the client is slower than the engine."""
+        self._paused = True
         if not self.gone:
             self._transport.pause_reading()
 
     def resume(self) -> None:
         """Read on."""
-        if not self.gone:
+        if self._paused and not self.gone:
+            self._paused = False
             self._transport.resume_reading()
 
     def abort(self) -> None:
@@ -216,6 +219,7 @@ class Pool:
             upstream.abort()
             return
         upstream.receiver = None
+        upstream.resume()
         upstream.idle_since = self._now()
         self._idle.setdefault(upstream.address, []).append(upstream)
 

@@ -112,4 +112,5 @@ def run(
     service = Service(control, admin, listen, tls, index, options)
     gc.collect()
     gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
     asyncio.run(service.run())

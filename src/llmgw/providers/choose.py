@@ -132,7 +132,7 @@ def _cuda(
 ) -> Choice | str:
     driver = facts.nvidia.driver
     if driver.value is Truth.NO:
-        return f"the CUDA build needs an NVIDIA driver, {driver.words}" if asked_for or facts.gpus else ""
+        return f"the CUDA build needs an NVIDIA driver, {driver.words}" if asked_for or facts.gpus != () else ""
     if driver.value is Truth.UNKNOWN:
         return f"whether the CUDA build would run is not known, {driver.words}"
     builds = [each for each in listed if each.kind == "cuda" and numbers(each.label)]
