@@ -12,8 +12,8 @@ make_venv "$venv" "[test,build]"
 bin=$venv/bin
 
 say "style: ruff"
-"$bin/ruff" check -q .
-"$bin/ruff" format -q --check .
+"$bin/ruff" check -q src tests scripts
+"$bin/ruff" format -q --check src tests scripts
 say "types: mypy --strict"
 "$bin/mypy" --no-error-summary
 say "walls: import-linter"
