@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
+import random
 import threading
 import zipfile
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ from llmgw.install.sources.hub import allowed, endpoint
 from llmgw.install.sources.models import extract_member, model_path
 from llmgw.system.http import Http
 
-DATA = b"GGUF" + os.urandom(100_000)
+DATA = b"GGUF" + random.Random(1).randbytes(100_000)  # the same in each test process: it names parameters
 SHA = hashlib.sha256(DATA).hexdigest()
 COMMIT = "c" * 40
 REPO = "Qwen/Qwen3-8B-GGUF"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import os
+import random
 import threading
 import time
 import zipfile
@@ -21,7 +22,7 @@ from llmgw.install.sources import fetch_asset, fetch_model, make_source, resolve
 from llmgw.install.sources.pypi import fetch_pypi, parse_requirement
 from llmgw.system.http import Http
 
-MODEL = b"GGUF" + os.urandom(200_000)
+MODEL = b"GGUF" + random.Random(2).randbytes(200_000)
 WHEEL_NAME = "tiny_engine-0.10434.0-py3-none-any.whl"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import random
 import resource
 import signal
 import ssl
@@ -23,7 +24,7 @@ from llmgw.system.http import Http
 from llmgw.system.redirects import LOOPBACK_HOSTS, host_allowed
 from llmgw.system.retry import RetryPolicy, retry_after
 
-DATA = os.urandom(300_000)
+DATA = random.Random(3).randbytes(300_000)
 SHA = hashlib.sha256(DATA).hexdigest()
 QUICK = FetchLimits(retry=RetryPolicy(base_s=0.01))
 HTML = b"<!DOCTYPE html><html><body>Please log in</body></html>"
