@@ -29,9 +29,9 @@ from llmgw.errors import (
 from llmgw.install.ldd import Linked
 from llmgw.install.pipeline import Pipeline, build_allowed
 from llmgw.install.prove import Prover
-from llmgw.install.sources import fetch_asset, make_source
 from llmgw.install.store import Store
 from llmgw.providers.llamacpp import LlamaCpp
+from llmgw.sources import fetch_asset, make_source
 from llmgw.system.clock import RealClock
 from llmgw.system.commands import RealRunner
 from llmgw.system.http import Http

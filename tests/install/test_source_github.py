@@ -15,8 +15,8 @@ from github_server import GithubServer
 
 from llmgw.domain.engines import Asset, EngineSpec, Origin
 from llmgw.errors import DigestMismatch, FetchError, InstallError, NotPublished
-from llmgw.install.sources import fetch_asset, make_source
-from llmgw.install.sources.github import GithubSource
+from llmgw.sources import fetch_asset, make_source
+from llmgw.sources.github import GithubSource
 from llmgw.system.fetch import FetchLimits
 from llmgw.system.http import Http
 from llmgw.system.retry import RetryPolicy

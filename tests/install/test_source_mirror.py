@@ -11,8 +11,8 @@ from github_server import FileServer
 
 from llmgw.domain.engines import EngineSpec, Origin
 from llmgw.errors import DigestMismatch, InstallError, NotPublished, UsageError
-from llmgw.install.sources import fetch_asset, make_source
-from llmgw.install.sources.mirror import MirrorSource, parse_sums
+from llmgw.sources import fetch_asset, make_source
+from llmgw.sources.mirror import MirrorSource, parse_sums
 from llmgw.system.http import Http
 from llmgw.system.retry import RetryPolicy
 

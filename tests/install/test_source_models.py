@@ -15,9 +15,9 @@ import pytest
 from github_server import Asked, FileServer, Served
 
 from llmgw.errors import DigestMismatch, FetchError, InstallError, LlmgwError, NotPublished, UsageError
-from llmgw.install.sources import fetch_model, resolve_model
-from llmgw.install.sources.hub import allowed, endpoint
-from llmgw.install.sources.models import extract_member, model_path
+from llmgw.sources import fetch_model, resolve_model
+from llmgw.sources.hub import allowed, endpoint
+from llmgw.sources.models import extract_member, model_path
 from llmgw.system.http import Http
 
 DATA = b"GGUF" + random.Random(1).randbytes(100_000)  # the same in each test process: it names parameters

@@ -18,8 +18,8 @@ from github_server import FileServer
 
 from llmgw.domain.engines import Asset, EngineSpec, Origin, PypiPin
 from llmgw.errors import DigestMismatch, FetchError, FetchStopped, NotPublished
-from llmgw.install.sources import fetch_asset, fetch_model, make_source, resolve_model
-from llmgw.install.sources.pypi import fetch_pypi, parse_requirement
+from llmgw.sources import fetch_asset, fetch_model, make_source, resolve_model
+from llmgw.sources.pypi import fetch_pypi, parse_requirement
 from llmgw.system.http import Http
 
 MODEL = b"GGUF" + random.Random(2).randbytes(200_000)

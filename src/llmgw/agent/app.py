@@ -180,7 +180,7 @@ class Agent:
         return (*self._config.model_dirs, self._config.weights_dir)
 
     def _fetch_model(self, http: Any) -> Any:
-        from llmgw.install.sources import fetch_model
+        from llmgw.sources import fetch_model
 
         target = Path(self._config.weights_dir)
 
@@ -234,8 +234,8 @@ class Agent:
         from llmgw.install.packages import NodePackages
         from llmgw.install.pipeline import Pipeline
         from llmgw.install.prove import Prover
-        from llmgw.install.sources import fetch_asset, make_source
         from llmgw.install.store import Store
+        from llmgw.sources import fetch_asset, make_source
 
         prover = Prover(runner, local, self._clock)
 

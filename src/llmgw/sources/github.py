@@ -13,7 +13,7 @@ from urllib.parse import quote, urlsplit
 
 from llmgw.domain.engines import Asset, EngineSpec, Origin
 from llmgw.errors import DigestMismatch, FetchError, HttpError, InstallError, NotPublished
-from llmgw.install.sources.ask import NAME, SHA256, ask, parse_json, size_of
+from llmgw.sources.ask import NAME, SHA256, ask, parse_json, size_of
 from llmgw.system.http import Http, Response, is_loopback
 from llmgw.system.partial import sha256_of
 from llmgw.system.redirects import LOOPBACK_HOSTS, host_allowed, open_following

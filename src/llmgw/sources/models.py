@@ -15,10 +15,10 @@ from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from llmgw.domain.engines import Asset
 from llmgw.errors import FetchError, FetchStopped, InstallError, UsageError
-from llmgw.install.sources import hub
-from llmgw.install.sources.ask import SHA256
-from llmgw.install.sources.get import fetch_asset
-from llmgw.install.sources.pypi import parse_requirement
+from llmgw.sources import hub
+from llmgw.sources.ask import SHA256
+from llmgw.sources.get import fetch_asset
+from llmgw.sources.pypi import parse_requirement
 from llmgw.system import http_words
 from llmgw.system.fetch import DEFAULT_LIMITS, FetchLimits, Told, cache_name
 from llmgw.system.files import make_dir, read_text, write_atomic

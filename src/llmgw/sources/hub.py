@@ -15,7 +15,7 @@ from attrs import frozen
 
 from llmgw.domain.engines import Asset
 from llmgw.errors import InstallError, NotPublished, UsageError
-from llmgw.install.sources.ask import SHA256, ask, parse_json, size_of
+from llmgw.sources.ask import SHA256, ask, parse_json, size_of
 from llmgw.system import http_words
 from llmgw.system.http import Http, Response, is_loopback
 from llmgw.system.redirects import LOOPBACK_HOSTS, same_origin

@@ -45,9 +45,9 @@ def make_source(text: str, http: Http, *, env: Mapping[str, str] | None = None) 
     Raises:
         UsageError: it names none.
     """
-    from llmgw.install.sources.github import GithubSource
-    from llmgw.install.sources.mirror import FileSource, MirrorSource
-    from llmgw.install.sources.pypi import PypiSource
+    from llmgw.sources.github import GithubSource
+    from llmgw.sources.mirror import FileSource, MirrorSource
+    from llmgw.sources.pypi import PypiSource
 
     if text == "github":
         return GithubSource.from_env(http, os.environ if env is None else env)

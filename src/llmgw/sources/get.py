@@ -10,9 +10,9 @@ from urllib.parse import urlsplit
 
 from llmgw.domain.engines import Asset, PypiPin
 from llmgw.errors import DigestMismatch, InstallError
-from llmgw.install.sources import github, hub
-from llmgw.install.sources.ask import SHA256
-from llmgw.install.sources.pypi import fetch_pypi, parse_requirement
+from llmgw.sources import github, hub
+from llmgw.sources.ask import SHA256
+from llmgw.sources.pypi import fetch_pypi, parse_requirement
 from llmgw.system import http_words
 from llmgw.system.fetch import DEFAULT_LIMITS, FetchLimits, Told, cache_name, fetch
 from llmgw.system.files import make_dir

@@ -8,7 +8,7 @@ from urllib.parse import quote, unquote, urlsplit
 
 from llmgw.domain.engines import Asset, EngineSpec, Origin
 from llmgw.errors import InstallError, NotPublished
-from llmgw.install.sources.ask import NAME, ask
+from llmgw.sources.ask import NAME, ask
 from llmgw.system import http_words
 from llmgw.system.files import read_text
 from llmgw.system.http import Http

@@ -20,7 +20,7 @@ from typing import Protocol
 
 from llmgw.domain.engines import Asset, EngineSpec, Origin, PypiPin
 from llmgw.errors import CommandError, DigestMismatch, FetchError, FetchStopped, InstallError, NotPublished
-from llmgw.install.sources.ask import normal_arch
+from llmgw.sources.ask import normal_arch
 from llmgw.system.commands import exit_words, start_daemon
 from llmgw.system.fetch import Told
 from llmgw.system.files import read_text
