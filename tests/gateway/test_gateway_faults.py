@@ -340,11 +340,13 @@ def test_a_connection_that_was_held_up_by_a_slow_client_serves_the_next_one(plan
             connection.sendall(answer)
 
     plane.routes(model(replica(plane.scripted(act))))
+    done = 'llmgw_requests_total{model="m",code="200"}'
+    before = plane.metric(done)
     with socket.socket() as slow:
         slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         slow.connect(("127.0.0.1", plane.port))
         slow.sendall(post("/v1/chat/completions", ask()))
-        wait_for(lambda: plane.metric('llmgw_requests_total{model="m",code="200"}') > 0, "the answer to be complete")
+        wait_for(lambda: plane.metric(done) > before, "the answer to be complete")
         assert plane.chat(timeout=5)[2] == body
         assert len(connections) == 1
 

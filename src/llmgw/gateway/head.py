@@ -8,6 +8,7 @@ expression decides, and nothing of the client's head is ever copied towards an e
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 from llmgw.gateway.errors import malformed
 
@@ -75,35 +76,45 @@ def read_head(raw: bytes) -> RequestHead:
     if match is None:
         raise malformed(_why(raw))
     head = RequestHead(match[1].decode("ascii"), match[2], match[3] == b"1", match[4])
-    seen: dict[bytes, bytes] = {}
-    for name, value in _KNOWN.findall(match[4]):
-        name = name.lower()
-        if name in seen:
-            if name in _ONCE:
-                raise malformed(f"the request has two `{name.decode()}` headers")
-            value = seen[name] + b"," + value
-        seen[name] = value.strip(b" \t")
+    found = _KNOWN.findall(match[4])
+    seen = {name.lower(): value.strip(b" \t") for name, value in found}
+    if len(seen) != len(found):
+        _join(seen, found)
     _framing(head, seen)
     host = seen.get(b"host")
     if (host is None and head.http11) or (host is not None and not _HOST.fullmatch(host)):
         raise malformed("the request needs one valid `host` header")
     head.host = host or b""
-    for option in seen.get(b"connection", b"").lower().split(b","):
-        if option.strip(b" \t") == b"close":
+    if b"connection" in seen:
+        options = seen[b"connection"].lower().split(b",")
+        if b"close" in [option.strip(b" \t") for option in options]:
             head.keep_alive = False
-    expect = seen.get(b"expect")
-    if expect is not None:
-        if expect.lower() != b"100-continue":
+    if b"expect" in seen:
+        if seen[b"expect"].lower() != b"100-continue":
             raise malformed("only `100-continue` can be expected", 417, "expectation_failed")
         head.expects_continue = head.http11
     head.authorization = seen.get(b"authorization", b"")
     head.key = seen.get(b"x-api-key", b"")
-    head.content_type = _plain(seen.get(b"content-type", b""))
-    head.accept = _plain(seen.get(b"accept", b""))
-    asked_id = seen.get(b"x-request-id", b"")
-    if _REQUEST_ID.fullmatch(asked_id):
-        head.request_id = asked_id
+    if b"content-type" in seen:
+        head.content_type = _plain(seen[b"content-type"])
+    if b"accept" in seen:
+        head.accept = _plain(seen[b"accept"])
+    if b"x-request-id" in seen and _REQUEST_ID.fullmatch(seen[b"x-request-id"]):
+        head.request_id = seen[b"x-request-id"]
     return head
+
+
+def _join(seen: dict[bytes, bytes], found: list[tuple[bytes, bytes]]) -> None:
+    """Put the values of repeated headers together; some may not be repeated."""
+    seen.clear()
+    for name, value in found:
+        name = name.lower()
+        if name not in seen:
+            seen[name] = value.strip(b" \t")
+        elif name in _ONCE:
+            raise malformed(f"the request has two `{name.decode()}` headers")
+        else:
+            seen[name] += b"," + value.strip(b" \t")
 
 
 def header_lines(fields: bytes) -> list[tuple[bytes, bytes]]:
@@ -137,6 +148,7 @@ def _framing(head: RequestHead, seen: dict[bytes, bytes]) -> None:
         head.length = int(length)
 
 
+@lru_cache(256)
 def _plain(value: bytes) -> bytes:
     return value if _FIELD.fullmatch(value) else b""
 
