@@ -22,12 +22,12 @@ from llmgw.domain.facts import NodeFacts
 from llmgw.errors import ProviderError
 
 NAME = "fake"
-PROGRAM = Path(__file__).with_name("fake_engine.py")
+PROGRAM = Path(__file__).with_name("fake_engine")
 INSTALLED = InstalledEngine(name=NAME, version="1", build="cpu", dir=str(PROGRAM.parent), binary=sys.executable)
 
 
 class FakeProvider:
-    """Launches `fake_engine.py` with this interpreter.
+    """Launches `fake_engine/` with this interpreter.
 
     Args:
         flags: flags of the fake engine given to each launch, before the plan's own `args`.
