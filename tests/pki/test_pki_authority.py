@@ -16,8 +16,10 @@ from OpenSSL import crypto
 
 from llmgw.errors import LlmgwError, PkiError
 from llmgw.pki import authority
+from llmgw.pki.issuer import Issuer
+from llmgw.pki.keys import load_key, new_key
 from llmgw.pki.listing import list_certificates
-from llmgw.wire.tls import Identity, peer_identity
+from llmgw.wire.identity import Identity, peer_identity
 
 NOW = 1_800_000_000.0
 
@@ -101,7 +103,12 @@ def test_a_leaf_cannot_act_as_a_ca(pki: Path) -> None:
     (fake / "ca.pem").write_bytes(node.cert.read_bytes())
     (fake / "ca-key.pem").write_bytes(node.key.read_bytes())
     (fake / "ca-key.pem").chmod(0o600)
-    forged = _load(authority.issue_node(fake, "node-b", now=time.time()).cert)
+    with pytest.raises(PkiError, match="is not a CA's"):
+        authority.issue_node(fake, "node-b", now=time.time())
+    key = new_key()
+    forged = Issuer(_load(node.cert), load_key(node.key)).issue(  # type: ignore[arg-type]
+        "node-b", "node", key.public_key(), life_s=86400, now=time.time()
+    )
     store = crypto.X509Store()
     store.add_cert(crypto.X509.from_cryptography(_load(pki / "ca.pem")))
     store.set_time(datetime.datetime.fromtimestamp(NOW + 60, datetime.UTC).replace(tzinfo=None))
@@ -149,7 +156,7 @@ def test_a_ca_that_cannot_be_used_says_why(pki: Path, tmp_path: Path) -> None:
     with pytest.raises(PkiError, match=r"`ca-key.pem` is not the key of `ca.pem`"):
         authority.issue_node(pki, "n", now=NOW)
     (pki / "ca.pem").write_text("nonsense")
-    with pytest.raises(PkiError, match="cannot read the CA"):
+    with pytest.raises(PkiError, match=r"cannot use `.*ca.pem`"):
         authority.issue_node(pki, "n", now=NOW)
 
 

@@ -30,8 +30,8 @@ def test_from_nothing_to_certificates_that_tls_accepts(tmp_path: Path) -> None:
     server_context(TlsFiles(f"{pki}/ca.pem", f"{pki}/gw.test.pem", f"{pki}/gw.test-key.pem"))
     client_context(TlsFiles(f"{pki}/ca.pem", f"{pki}/gpu-a-01.pem", f"{pki}/gpu-a-01-key.pem"))
     listed = json.loads(_run("list", "--dir", str(pki), "-o", "json").stdout)["certificates"]
-    assert [(each["name"], each["role"]) for each in listed] == [
-        ("anna", "operator"), ("llmgw CA", "ca"), ("gpu-a-01", "node"), ("gw.test", "server"),
+    assert [(Path(each["path"]).stem, each["role"]) for each in listed] == [
+        ("anna", "operator"), ("ca", "ca"), ("gpu-a-01", "node"), ("gw.test", "server"),
     ]  # fmt: skip
     table = _run("list", "--dir", str(pki)).stdout.splitlines()
     assert table[0].split() == ["FILE", "ROLE", "NAME", "SERIAL", "HOSTS", "STANDING"]

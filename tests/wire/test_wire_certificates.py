@@ -23,14 +23,9 @@ from wire_helpers import CLOCK, Authority, Fleet, running_agent, running_listene
 
 from llmgw.domain.facts import Truth
 from llmgw.errors import TlsError
+from llmgw.wire.identity import Identity, check_server_name, peer_identity
 from llmgw.wire.messages import PROTOCOL, Hello, encode
-from llmgw.wire.tls import (
-    Identity,
-    TlsFiles,
-    TlsSource,
-    check_server_name,
-    peer_identity,
-)
+from llmgw.wire.tls import TlsFiles, TlsSource
 
 YEAR_S = 365 * 86400
 

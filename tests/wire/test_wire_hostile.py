@@ -182,7 +182,8 @@ def test_a_flood_of_reports_waits_in_the_kernel_and_not_in_memory() -> None:
     template = Source().report(1, None, None, None)
     count = 25_000
     flood = b"".join(encode(Report(evolve(template, seq=seq))) for seq in range(count))
-    with running_listener(fleet) as listener, _peer(listener.port) as peer:
+    limits = LinkLimits(bytes_per_s=None, lines_per_s=None)
+    with running_listener(fleet, limits=limits) as listener, _peer(listener.port) as peer:
         peer.sendall(_hello())
         assert b"welcome" in peer.recv(1000)
         sender = threading.Thread(target=peer.sendall, args=(flood,), daemon=True)

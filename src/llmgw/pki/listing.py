@@ -5,10 +5,11 @@ from __future__ import annotations
 import datetime
 from pathlib import Path
 
-from attrs import frozen
+from attrs import evolve, frozen
 from cryptography import x509
 from cryptography.x509.oid import NameOID
 
+from llmgw.domain.identity import read_role_uri
 from llmgw.errors import PkiError
 
 
@@ -46,7 +47,17 @@ def list_certificates(directory: Path, now: float) -> tuple[CertificateInfo, ...
         paths = sorted(path for path in directory.iterdir() if path.suffix == ".pem")
     except OSError as error:
         raise PkiError(f"cannot read `{directory}`", cause=error.strerror or str(error)) from error
-    return tuple(show_certificate(path, now) for path in paths if not path.stem.endswith("-key"))
+    revoked = _revoked(directory / "crl.pem")
+    found = (show_certificate(path, now) for path in paths if not path.stem.endswith(("-key", "-bundle", "crl")))
+    return tuple(evolve(each, words=f"revoked, {each.words}") if each.serial in revoked else each for each in found)
+
+
+def _revoked(path: Path) -> frozenset[str]:
+    """Serials on the directory's revocation list; an unreadable list is told by `revoke`, not here."""
+    try:
+        return frozenset(f"{each.serial_number:x}" for each in x509.load_pem_x509_crl(path.read_bytes()))
+    except (OSError, ValueError):
+        return frozenset()
 
 
 def show_certificate(path: Path, now: float) -> CertificateInfo:
@@ -84,9 +95,9 @@ def _role_and_names(certificate: x509.Certificate) -> tuple[str | None, tuple[st
     except x509.ExtensionNotFound:
         return role, ()
     for uri in names.get_values_for_type(x509.UniformResourceIdentifier):
-        parts = uri.split(":", 2)
-        if len(parts) == 3 and parts[0] == "llmgw":
-            role = parts[1]
+        read = read_role_uri(uri)
+        if read is not None:
+            role = read[0]
     hosts = names.get_values_for_type(x509.DNSName)
     return role, (*hosts, *map(str, names.get_values_for_type(x509.IPAddress)))
 

@@ -20,9 +20,10 @@ from llmgw.errors import LinkError, LlmgwError, TlsError, WireError
 from llmgw.server.handles import AgentHandle
 from llmgw.system.clock import Clock
 from llmgw.wire.conn import Conn, LinkLimits
+from llmgw.wire.identity import Identity, peer_identity
 from llmgw.wire.link import Link
 from llmgw.wire.messages import PROTOCOL, Ack, Answer, Hello, Message, Refused, Report, Welcome
-from llmgw.wire.tls import Identity, TlsFiles, TlsSource, peer_identity
+from llmgw.wire.tls import TlsFiles, TlsSource
 
 log = logging.getLogger(__name__)
 

@@ -46,6 +46,11 @@ class Codec:
         self.messages = 0
         self.unknown = 0
 
+    @property
+    def lines(self) -> int:
+        """Lines read so far, known or not."""
+        return self.messages + self.unknown
+
     def raise_limit(self) -> None:
         """Allow lines of full length: the peer was welcomed."""
         self._limit = self._full_limit

@@ -29,6 +29,8 @@ class LinkLimits:
         connections: in all.
         per_address: from one IP address.
         user_timeout_s: how long sent bytes may stay unacknowledged by the peer's kernel.
+        bytes_per_s, lines_per_s: what an accepted peer may send for long, read no faster than that; four seconds' worth
+            may come at once. None allows any.
         linger_s: how long a closed connection is drained, so that our last words are not lost in a reset.
     """
 
@@ -40,6 +42,35 @@ class LinkLimits:
     per_address: int = 1024
     user_timeout_s: float = 20.0
     linger_s: float = 1.0
+    bytes_per_s: int | None = 1 << 20
+    lines_per_s: int | None = 250
+
+
+_BURST_S = 4.0
+
+
+class Budget:
+    """How much of a peer is read now; spent while reading, refilled by the loop's tick."""
+
+    def __init__(self, limits: LinkLimits, now: float) -> None:
+        self._bytes_per_s = float(limits.bytes_per_s if limits.bytes_per_s is not None else "inf")
+        self._lines_per_s = float(limits.lines_per_s if limits.lines_per_s is not None else "inf")
+        self._bytes = self._bytes_per_s * _BURST_S
+        self._lines = self._lines_per_s * _BURST_S
+        self._at = now
+
+    def spend(self, count: int, lines: int) -> bool:
+        """Take `count` bytes and `lines` off; True when nothing is left."""
+        self._bytes -= count
+        self._lines -= lines
+        return self._bytes <= 0 or self._lines <= 0
+
+    def refill(self, now: float) -> bool:
+        """Add what the time since the last call gives; True when something may be read."""
+        passed, self._at = now - self._at, now
+        self._bytes = min(self._bytes_per_s * _BURST_S, self._bytes + self._bytes_per_s * passed)
+        self._lines = min(self._lines_per_s * _BURST_S, self._lines + self._lines_per_s * passed)
+        return self._bytes > 0 and self._lines > 0
 
 
 class ConnState(Enum):
@@ -115,6 +146,8 @@ class Conn:
         address: `ip:port` of the peer.
         data: the handler's own.
         certificate: the peer's, once open; None without TLS.
+        secure: TLS, though a peer that asks to join shows no certificate.
+        resting: not read until the next tick, because it sent more than its budget.
     """
 
     sock: socket.socket
@@ -128,6 +161,7 @@ class Conn:
     ip: str = ""
     data: Any = None
     certificate: x509.Certificate | None = None
+    secure: bool = False
     events: int = 0
     handshake_want: Want = Want.READ
     read_wants_write: bool = False
@@ -135,6 +169,8 @@ class Conn:
     write_failed: LlmgwError | None = None
     paused: bool = False
     greeted: bool = False
+    resting: bool = False
+    budget: Budget | None = None
     idle_s: float | None = None
 
 

@@ -15,7 +15,7 @@ from OpenSSL import SSL
 from llmgw.errors import AddressInUse, LinkError, LlmgwError
 from llmgw.system.clock import Clock
 from llmgw.wire.codec import Codec
-from llmgw.wire.conn import Conn, ConnState, LinkLimits, Outbox, show_address, tune
+from llmgw.wire.conn import Budget, Conn, ConnState, LinkLimits, Outbox, show_address, tune
 from llmgw.wire.stream import PlainStream, Stream, TlsStream, os_words
 
 log = logging.getLogger(__name__)
@@ -119,8 +119,12 @@ class Door:
             return None
         self._inside += 1
         self._per_ip[ip] += 1
-        deadline = self._clock.monotonic() + self._limits.handshake_s
-        return Conn(sock, stream, Codec(), address, True, ConnState.HANDSHAKE, deadline, Outbox(), ip=ip)
+        now = self._clock.monotonic()
+        deadline = now + self._limits.handshake_s
+        return Conn(
+            sock, stream, Codec(), address, True, ConnState.HANDSHAKE, deadline, Outbox(), ip=ip,
+            secure=context is not None, budget=Budget(self._limits, now),
+        )  # fmt: skip
 
     def _hear(self, hearing: bool) -> None:
         if hearing == (self._deaf_until is None):

@@ -14,7 +14,7 @@ import socket
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from OpenSSL import SSL
 
@@ -23,31 +23,18 @@ from llmgw.system.clock import Clock
 from llmgw.wire.codec import Codec
 from llmgw.wire.conn import Conn, ConnState, LinkLimits, Outbox, longest_silence_s, overdue, show_address, tune
 from llmgw.wire.door import ContextSource, Door, open_listening
+from llmgw.wire.handler import LinkHandler
 from llmgw.wire.messages import Message, Refused, encode
 from llmgw.wire.stream import CLOSED, PlainStream, Stream, TlsStream, Want, os_words
 
 log = logging.getLogger(__name__)
 
+__all__ = ["Link", "LinkHandler"]
+
 _READ_BYTES = 16 << 10
 _READS_PER_TURN = 16
 _TICK_S = 0.25
 _CLOSING = (ConnState.FLUSHING, ConnState.LINGERING, ConnState.GONE)
-
-
-class LinkHandler(Protocol):
-    """Told on the loop thread; must not block."""
-
-    def opened(self, conn: Conn) -> None:
-        """The transport is up (TLS verified). Nobody is admitted yet."""
-        ...
-
-    def received(self, conn: Conn, message: Message) -> None:
-        """A complete message, in order."""
-        ...
-
-    def closed(self, conn: Conn, error: LlmgwError) -> None:
-        """Exactly once per connection, with the reason."""
-        ...
 
 
 class Link:
@@ -235,7 +222,7 @@ class Link:
     def _read(self, conn: Conn) -> None:
         conn.read_wants_write = False
         for _ in range(_READS_PER_TURN):
-            if conn.paused:
+            if conn.paused or conn.resting:
                 return
             data = conn.stream.read(_READ_BYTES)
             if isinstance(data, Want):
@@ -243,6 +230,7 @@ class Link:
                 return
             if not data:
                 raise conn.write_failed or LinkError(CLOSED)
+            before = conn.codec.lines
             for message in conn.codec.feed(data):
                 conn.greeted = True
                 self._handler.received(conn, message)
@@ -252,6 +240,9 @@ class Link:
                 conn.deadline = self._idle_deadline(conn)
             if conn.codec.fault is not None:
                 raise conn.codec.fault
+            if conn.budget is not None and conn.budget.spend(len(data), conn.codec.lines - before):
+                conn.resting = True
+                return
         self._again.add(conn)
 
     def _write(self, conn: Conn) -> None:
@@ -292,7 +283,7 @@ class Link:
         elif conn.state is ConnState.LINGERING:
             events = selectors.EVENT_READ
         else:
-            events = 0 if conn.paused else selectors.EVENT_READ
+            events = 0 if conn.paused or conn.resting else selectors.EVENT_READ
             if conn.read_wants_write or (conn.outbox and not conn.write_wants_read):
                 events |= selectors.EVENT_WRITE
         if events != conn.events:
@@ -303,7 +294,7 @@ class Link:
             else:
                 self._selector.modify(conn.sock, events, conn)
             conn.events = events
-        if conn.state is ConnState.OPEN and not conn.paused and conn.stream.pending():
+        if conn.state is ConnState.OPEN and not conn.paused and not conn.resting and conn.stream.pending():
             self._again.add(conn)
 
     def _queue(self, conn: Conn, line: bytes, key: str | None) -> None:
@@ -335,6 +326,7 @@ class Link:
             self._handler.closed(conn, error)
         except Exception:
             log.exception("fault while telling that the connection with %s closed", conn.address)
+        conn.resting = False
         if dialling:
             self._forget(conn)
         else:
@@ -379,6 +371,11 @@ class Link:
 
     def _tick(self, now: float) -> None:
         self._door.tick(now)
+        for conn in [each for each in self._conns if each.budget is not None and each.budget.refill(now)]:
+            if conn.resting:
+                conn.resting = False
+                self._again.add(conn)
+                self._watch(conn)
         for conn in [each for each in self._conns if each.deadline is not None and now >= each.deadline]:
             if conn.state in _CLOSING:
                 self._forget(conn)

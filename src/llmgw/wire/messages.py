@@ -1,7 +1,8 @@
 """What the two ends say to each other: one JSON object a line, `type` first.
 
-The agent says hello, report and answer; the server says welcome or refused, ack, desired and ask. Unknown keys are
-ignored and an unknown type becomes `Unknown`, so that neighbouring versions talk.
+The agent says hello, report, answer and renew; the server says welcome or refused, ack, desired, ask and issued. A node
+that has no certificate yet says join and enroll, and hears authority and issued. Unknown keys are ignored and an
+unknown type becomes `Unknown`, so that neighbouring versions talk.
 """
 
 from __future__ import annotations
@@ -49,12 +50,16 @@ class Hello:
 
 @frozen
 class Welcome:
-    """The server took the agent in: only now is the agent connected. `epoch` fences, as in `Desired`."""
+    """The server took the agent in: only now is the agent connected. `epoch` fences, as in `Desired`.
+
+    `protocol` is the one both speak. `renews`: the server signs new certificates for agents that say `renew`.
+    """
 
     protocol: int
     server_id: str
     epoch: int
     heartbeat_interval_s: float
+    renews: bool = False
 
 
 @frozen
@@ -105,13 +110,54 @@ class Answer:
 
 
 @frozen
+class Join:
+    """First message of a node without a certificate; the server's answer is `Authority`."""
+
+    protocol: int
+    version: str
+
+
+@frozen
+class Authority:
+    """The server's CA, PEM, so that the node can prove the server by the fingerprint it was given."""
+
+    ca: str
+
+
+@frozen
+class Enroll:
+    """Spend a join token on a certificate for `node_id`; `csr` is PEM and names the node too."""
+
+    token: str = field(repr=False)
+    node_id: str
+    csr: str
+
+
+@frozen
+class Renew:
+    """Ask for a new certificate for the node this connection belongs to; `csr` is PEM."""
+
+    csr: str
+
+
+@frozen
+class Issued:
+    """A certificate, PEM, for an `Enroll` or a `Renew`; or `error`, a sentence."""
+
+    cert: str = ""
+    error: str = ""
+
+
+@frozen
 class Unknown:
     """A message of a type this version does not know: counted and skipped."""
 
     type: str
 
 
-Message: TypeAlias = Hello | Welcome | Refused | Report | Ack | DesiredSet | Ask | Answer
+Message: TypeAlias = (
+    Hello | Welcome | Refused | Report | Ack | DesiredSet | Ask | Answer | Join | Authority | Enroll | Renew | Issued
+)
 
 _TYPES: dict[str, type[Any]] = {
     "hello": Hello,
@@ -122,6 +168,11 @@ _TYPES: dict[str, type[Any]] = {
     "desired": DesiredSet,
     "ask": Ask,
     "answer": Answer,
+    "join": Join,
+    "authority": Authority,
+    "enroll": Enroll,
+    "renew": Renew,
+    "issued": Issued,
 }
 _NAMES = {kind: name for name, kind in _TYPES.items()}
 

@@ -16,7 +16,7 @@ from cryptography import x509
 from OpenSSL import SSL
 
 from llmgw.errors import LinkError, TlsError, WireError
-from llmgw.wire.tls import check_server_name
+from llmgw.wire.identity import check_server_name
 from llmgw.wire.tls_words import handshake_words
 
 CLOSED = "the peer closed the connection"

@@ -1,35 +1,40 @@
-"""TLS contexts from files, and who the peer is.
+"""TLS contexts from files that may change while llmgw runs.
 
-TLS 1.3 (1.2 allowed), both ends show a certificate. OpenSSL checks chain, dates and extended key usage; it checks
-neither host name nor llmgw's roles: `check_server_name` and `peer_identity` do, before a byte is read or sent.
+TLS 1.3 (1.2 allowed), both ends show a certificate. OpenSSL checks chain, dates, extended key usage and, at each
+handshake, revocation; see `identity` for names and roles.
 """
 
 from __future__ import annotations
 
-import ipaddress
+import logging
 import os
 import stat
 import threading
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from attrs import frozen
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
-from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from OpenSSL import SSL, crypto
 
+from llmgw.domain.identity import Certified
 from llmgw.errors import TlsError
+from llmgw.wire.identity import certified
+from llmgw.wire.revocation import Revocations
 from llmgw.wire.tls_words import note_verify_failure, openssl_words
 
-Role = Literal["node", "operator", "server"]
-_ROLES: tuple[Role, ...] = ("node", "operator", "server")
-_PEM_CRL = b"-----BEGIN X509 CRL-----"
+log = logging.getLogger(__name__)
+
+Side = Literal["server", "client"]
+
+JOIN_PROTOCOL = b"llmgw-join/1"
+"""ALPN name by which a node without a certificate asks to be enrolled; every other connection must show one."""
 
 
 @frozen
 class TlsFiles:
-    """Paths of PEM files: the CA to trust, our certificate (chain), its key, and optionally a revocation list."""
+    """Paths of PEM files: the CAs to trust, our certificate (chain), its key, and optionally revocation lists."""
 
     ca: str
     cert: str
@@ -38,67 +43,110 @@ class TlsFiles:
 
 
 @frozen
-class Identity:
-    """Who a certificate says the peer is: its one common name and its llmgw role (None when it has none)."""
+class _Loaded:
+    context: SSL.Context
+    revocations: Revocations
+    own: Certified
 
-    name: str
-    role: Role | None
+
+Stamp = tuple[tuple[int, int, int], ...]
 
 
 class TlsSource:
     """Contexts that follow their files: a new one is built when a file changed, since a used one cannot be changed.
 
-    Safe to call from several threads.
+    Once a context was built, files that cannot be used leave it in force: a certificate that is being replaced, or a
+    typing error in the bundle, must not lock everybody out. `trouble` says so, and the log once. Safe to call from
+    several threads.
 
     Args:
         files: PEM paths.
         side: which end this is.
     """
 
-    def __init__(self, files: TlsFiles, side: Literal["server", "client"]) -> None:
-        self._files = files
-        self._side = side
+    def __init__(self, files: TlsFiles, side: Side) -> None:
+        self.files = files
+        self._side: Side = side
         self._lock = threading.Lock()
-        self._stamp: tuple[tuple[int, int, int], ...] | None = None
-        self._context: SSL.Context | None = None
+        self._stamp: Stamp | None = None
+        self._loaded: _Loaded | None = None
+        self._trouble = ""
 
     def current(self) -> SSL.Context:
         """The context for the next connection.
 
         Raises:
-            TlsError: a file cannot be used; says which and why. The next call looks again.
+            TlsError: there never was a usable set of files; says which one and why. The next call looks again.
         """
-        with self._lock:
-            stamp = self._look()
-            if self._context is None or stamp != self._stamp:
-                make = server_context if self._side == "server" else client_context
-                self._context, self._stamp = make(self._files), stamp
-            return self._context
+        return self._fresh()[0].context
 
-    def _look(self) -> tuple[tuple[int, int, int], ...]:
-        found = []
-        for path in (self._files.ca, self._files.cert, self._files.key, self._files.crl):
-            if path:
-                try:
-                    status = Path(path).stat()
-                except OSError as error:
-                    raise TlsError(f"cannot read `{path}`", cause=error.strerror or str(error)) from error
-                found.append((status.st_mtime_ns, status.st_size, status.st_ino))
-        return tuple(found)
+    def refresh(self) -> bool:
+        """Look at the files now; True when they are in use and were not at the last look.
+
+        Raises:
+            TlsError: as `current`.
+        """
+        return self._fresh()[1]
+
+    @property
+    def own(self) -> Certified:
+        """Our own certificate, as in use for the next connection.
+
+        Raises:
+            TlsError: as `current`.
+        """
+        return self._fresh()[0].own
+
+    @property
+    def trouble(self) -> str:
+        """Why the files as they are now are not in use; "" when they are."""
+        with self._lock:
+            return self._trouble
+
+    def revoked(self, certificate: x509.Certificate) -> str | None:
+        """Since when a certificate is revoked, in words; None when it is not."""
+        return self._fresh()[0].revocations.words(certificate)
+
+    def _fresh(self) -> tuple[_Loaded, bool]:
+        with self._lock:
+            try:
+                stamp = _look(self.files)
+                if self._loaded is not None and stamp == self._stamp:
+                    return self._loaded, False
+                loaded = _load(self.files, self._side)
+            except TlsError as error:
+                if self._loaded is None:
+                    raise
+                self._say(error)
+                return self._loaded, False
+            self._loaded, self._stamp, self._trouble = loaded, stamp, ""
+            return loaded, True
+
+    def _say(self, error: TlsError) -> None:
+        if error.words() != self._trouble:
+            self._trouble = error.words()
+            log.error("the TLS files as they were before stay in use: %s", self._trouble)
+
+
+def _look(files: TlsFiles) -> Stamp:
+    found = []
+    for path in (files.ca, files.cert, files.key, files.crl):
+        if path:
+            try:
+                status = Path(path).stat()
+            except OSError as error:
+                raise TlsError(f"cannot read `{path}`", cause=error.strerror or str(error)) from error
+            found.append((status.st_mtime_ns, status.st_size, status.st_ino))
+    return tuple(found)
 
 
 def server_context(files: TlsFiles) -> SSL.Context:
-    """A context for the listening end; a client must show a certificate of the CA.
+    """A context for the listening end; a client must show a certificate of a CA, unless it asks to join.
 
     Raises:
         TlsError: a file cannot be used; says which and why.
     """
-    context = _context(SSL.TLS_SERVER_METHOD, files)
-    context.set_verify(SSL.VERIFY_PEER | SSL.VERIFY_FAIL_IF_NO_PEER_CERT, note_verify_failure)
-    # A resumed session would skip the certificate checks, revocation included.
-    context.set_options(SSL.OP_NO_TICKET)
-    context.set_session_cache_mode(SSL.SESS_CACHE_OFF)
-    return context
+    return _load(files, "server").context
 
 
 def client_context(files: TlsFiles) -> SSL.Context:
@@ -107,30 +155,52 @@ def client_context(files: TlsFiles) -> SSL.Context:
     Raises:
         TlsError: a file cannot be used; says which and why.
     """
-    context = _context(SSL.TLS_CLIENT_METHOD, files)
-    context.set_verify(SSL.VERIFY_PEER, note_verify_failure)
+    return _load(files, "client").context
+
+
+def join_context() -> SSL.Context:
+    """A context for a node that has no certificate and knows of the server only a CA's fingerprint.
+
+    Nothing is verified by OpenSSL: `identity.check_authority` does it before anything secret is said.
+    """
+    context = _bare(SSL.TLS_CLIENT_METHOD)
+    context.set_verify(SSL.VERIFY_NONE, note_verify_failure)
+    context.set_alpn_protos([JOIN_PROTOCOL])
     return context
 
 
-def _context(method: int, files: TlsFiles) -> SSL.Context:
+def _bare(method: int) -> SSL.Context:
     context = SSL.Context(method)
     context.set_min_proto_version(SSL.TLS1_2_VERSION)
     context.set_options(SSL.OP_NO_COMPRESSION | SSL.OP_NO_RENEGOTIATION)
     context.set_mode(SSL.MODE_RELEASE_BUFFERS)
+    return context
+
+
+def _load(files: TlsFiles, side: Side) -> _Loaded:
+    context = _bare(SSL.TLS_SERVER_METHOD if side == "server" else SSL.TLS_CLIENT_METHOD)
     path = files.ca
     try:
         # Read first: OpenSSL gives no reason for a file it may not open.
-        _read(path)
+        bundle = _read(path)
         context.load_verify_locations(path)
+        authorities = x509.load_pem_x509_certificates(bundle)
         path = files.cert
-        _read(path)
+        own = x509.load_pem_x509_certificate(_read(path))
         context.use_certificate_chain_file(path)
         path = files.key
         context.use_privatekey(load_pem_private_key(_read(path, secret=True), None))  # type: ignore[arg-type]
         context.check_privatekey()
+        revocations = Revocations((), ())
         if files.crl:
             path = files.crl
-            _add_crls(context, _read(path))
+            revocations = Revocations.load(_read(path), authorities)
+            store = context.get_cert_store()
+            if store is None:
+                raise ValueError("the CA file holds no certificate")
+            for each in revocations.lists:
+                store.add_crl(each)
+            store.set_flags(crypto.X509StoreFlags.CRL_CHECK)
     except SSL.Error as error:
         cause = openssl_words(error)
         if "mismatch" in cause:
@@ -138,19 +208,23 @@ def _context(method: int, files: TlsFiles) -> SSL.Context:
         raise TlsError(f"cannot use `{path}`", cause=cause or "it holds no PEM certificate") from error
     except (ValueError, TypeError) as error:
         raise TlsError(f"cannot use `{path}`", cause=str(error).split("\n")[0][:200]) from error
-    return context
+    if side == "server":
+        context.set_verify(SSL.VERIFY_PEER | SSL.VERIFY_FAIL_IF_NO_PEER_CERT, note_verify_failure)
+        context.set_alpn_select_callback(_choose_protocol)
+        # A resumed session would skip the certificate checks, revocation included.
+        context.set_options(SSL.OP_NO_TICKET)
+        context.set_session_cache_mode(SSL.SESS_CACHE_OFF)
+    else:
+        context.set_verify(SSL.VERIFY_PEER, note_verify_failure)
+    return _Loaded(context, revocations, certified(own))
 
 
-def _add_crls(context: SSL.Context, pem: bytes) -> None:
-    lists = [x509.load_pem_x509_crl(_PEM_CRL + part) for part in pem.split(_PEM_CRL)[1:]]
-    if not lists:
-        raise ValueError("it holds no PEM revocation list")
-    store = context.get_cert_store()
-    if store is None:
-        raise ValueError("the CA file holds no certificate")
-    for each in lists:
-        store.add_crl(each)
-    store.set_flags(crypto.X509StoreFlags.CRL_CHECK)
+def _choose_protocol(connection: SSL.Connection, offered: list[bytes]) -> Any:
+    """Only who asks to join may come without a certificate; the listener hears nothing else from such a connection."""
+    if JOIN_PROTOCOL not in offered:
+        return SSL.NO_OVERLAPPING_PROTOCOLS
+    connection.set_verify(SSL.VERIFY_NONE, note_verify_failure)
+    return JOIN_PROTOCOL
 
 
 def _read(path: str, *, secret: bool = False) -> bytes:
@@ -165,95 +239,3 @@ def _read(path: str, *, secret: bool = False) -> bytes:
             return handle.read(1 << 20)
     except OSError as error:
         raise TlsError(f"cannot read `{path}`", cause=error.strerror or str(error)) from error
-
-
-def peer_identity(certificate: x509.Certificate) -> Identity:
-    """Who a client certificate (whose chain OpenSSL verified) says the peer is.
-
-    Raises:
-        TlsError: not exactly one common name, a NUL in it, no `clientAuth`, or a role for another name.
-    """
-    name = _common_name(certificate)
-    try:
-        usage = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
-        allowed = ExtendedKeyUsageOID.CLIENT_AUTH in usage
-    except x509.ExtensionNotFound:
-        allowed = False
-    except ValueError as error:
-        raise TlsError("the certificate's extensions cannot be read", cause=str(error)[:200]) from error
-    if not allowed:
-        raise TlsError(f"the certificate of `{name}` may not be used by a client", cause="it has no `clientAuth`")
-    roles = _roles(certificate)
-    if not roles:
-        return Identity(name, None)
-    if len(roles) > 1:
-        raise TlsError(f"the certificate of `{name}` has more than one llmgw role")
-    role, said = roles[0]
-    if said != name:
-        raise TlsError(f"the certificate's common name is `{name}`, its role is for `{said[:80]!a}`")
-    return Identity(name, role)
-
-
-def check_server_name(certificate: x509.Certificate, host: str) -> None:
-    """Check that a server certificate is for the host that was dialled: subject alternative names only, RFC 6125.
-
-    Raises:
-        TlsError: it is for others (named), or it is a node's or an operator's certificate.
-    """
-    strangers = [role for role, _ in _roles(certificate) if role != "server"]
-    if strangers:
-        raise TlsError(f"the server at `{host}` shows the certificate of a {strangers[0]}, not of a server")
-    names = _alternative_names(certificate)
-    dns = names.get_values_for_type(x509.DNSName) if names else []
-    addresses = names.get_values_for_type(x509.IPAddress) if names else []
-    try:
-        matches = ipaddress.ip_address(host.strip("[]").split("%")[0]) in addresses
-    except ValueError:
-        matches = any(_dns_matches(pattern, host) for pattern in dns)
-    if not matches:
-        known = ", ".join(f"`{name[:80]}`" for name in [*dns, *map(str, addresses)][:8]) or "no host at all"
-        raise TlsError(
-            f"the server's certificate is not for `{host}`",
-            cause=f"name mismatch, it is for {known}",
-            hint="dial a name it is for, or issue one with `--san`",
-        )
-
-
-def _common_name(certificate: x509.Certificate) -> str:
-    try:
-        names = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
-    except ValueError as error:
-        raise TlsError("the certificate's subject cannot be read", cause=str(error)[:200]) from error
-    if len(names) != 1:
-        raise TlsError(f"the certificate has {len(names)} common names, exactly one is needed")
-    name = names[0].value
-    if not isinstance(name, str) or not name or "\0" in name:
-        raise TlsError("the certificate's common name is empty or has a NUL in it")
-    return name
-
-
-def _alternative_names(certificate: x509.Certificate) -> x509.SubjectAlternativeName | None:
-    try:
-        return certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    except x509.ExtensionNotFound:
-        return None
-    except ValueError as error:
-        raise TlsError("the certificate's alternative names cannot be read", cause=str(error)[:200]) from error
-
-
-def _roles(certificate: x509.Certificate) -> list[tuple[Role, str]]:
-    names = _alternative_names(certificate)
-    found: list[tuple[Role, str]] = []
-    for uri in names.get_values_for_type(x509.UniformResourceIdentifier) if names else []:
-        for role in _ROLES:
-            if uri.startswith(f"llmgw:{role}:"):
-                found.append((role, uri.removeprefix(f"llmgw:{role}:")))
-    return found
-
-
-def _dns_matches(pattern: str, host: str) -> bool:
-    pattern, host = pattern.lower().rstrip("."), host.lower().rstrip(".")
-    if pattern.startswith("*."):
-        first, _, rest = host.partition(".")
-        return bool(first) and "." in rest and rest == pattern[2:]
-    return "*" not in pattern and pattern == host

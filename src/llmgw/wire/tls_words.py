@@ -16,6 +16,8 @@ _VERIFY = {
     25: "a ca beyond its path length", 26: "certificate for another purpose", 7: "bad signature",
 }  # fmt: skip
 
+_NO_LIST = 3
+
 # RFC 8446 section 6.2 alerts, where plain words differ from the alert's name
 _ALERTS = {
     "unsupported certificate": "certificate for another purpose",
@@ -43,6 +45,9 @@ def note_verify_failure(
     The note goes into the list that is the connection's app data. It must never raise: an exception here would leave
     `do_handshake` as its own type.
     """
+    if number == _NO_LIST and not depth:
+        # A list was given, though not of this CA: while two CAs are in use the new one may have none yet.
+        return True
     notes = connection.get_app_data()
     if not ok and isinstance(notes, list):
         notes.append(_VERIFY.get(number, f"OpenSSL verify error {number}") + (" (of its ca)" if depth else ""))
