@@ -1,26 +1,27 @@
 #!/usr/bin/env bash
-# Build dist/llmgw-<version>-linux-<arch>.pyz: one file that runs `server`, `agent`, `ctl` and `up` on this architecture.
-# Prints the file's path.
+# Build dist/llmgw-<version>-linux-<arch>.pyz: one file that runs `server`, `agent`, `ctl` and `up` on this architecture,
+# on every CPython from 3.11 to 3.14. Prints the file's path. SHA256SUMS and a bill of materials stand beside it.
+#   scripts/build_pyz.sh                        for this machine's architecture
+#   scripts/build_pyz.sh --arch aarch64         for another one: chosen from wheels, nothing is compiled
+#   scripts/build_pyz.sh --with PACKAGE ...     with third-party providers inside (a requirement, a wheel or a directory);
+#                                               goes to dist/with-PACKAGE/, and is only as fixed as the index is
+#   --out DIR   elsewhere than dist/            --force   although nothing changed
+# The same bytes come out wherever and whenever it runs: versions and digests are in requirements.lock.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/lib.sh
-venv=${LLMGW_VENV:-.venv}
-[ -x "$venv/bin/shiv" ] || make_venv "$venv" "[test,build]"
-python=$venv/bin/python
-version=$("$python" -c 'import llmgw; print(llmgw.__version__)')
-out=dist/llmgw-$version-linux-$(uname -m).pyz
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-rm -rf build # setuptools would pack what an earlier build left there
-
-"$python" -m pip install --disable-pip-version-check -q --no-compile --target "$work/site" .
-# what nobody runs from inside the file, and what names the directory it was built in
-rm -rf "$work/site/bin" "$work"/site/*.dist-info/{RECORD,INSTALLER,REQUESTED,direct_url.json}
-find "$work/site/yaml" -name '_yaml*.so' -delete # pure Python is quick enough, and the library is 2.7 MB
-chmod -R u=rwX,go=rX "$work/site"
-
-mkdir -p dist
-# -I: neither PYTHONPATH nor the current directory can put other code in our place; -S: nor the system's site-packages
-"$venv/bin/shiv" --site-packages "$work/site" -e llmgw.cli:main -p '/usr/bin/env -S python3 -IS' --reproducible -o "$work/llmgw.pyz" >&2
-mv "$work/llmgw.pyz" "$out"
-echo "$out"
+cache=${LLMGW_BUILD_CACHE:-.cache/build}
+mkdir -p "$cache"
+venv=$cache/venv
+exec 9>"$cache/lock"
+flock 9 # two builds at once would write one file
+stamp=$(cksum <requirements-build.lock)
+if ! [ -x "$venv/bin/shiv" ] || [ "$(cat "$venv/.stamp" 2>/dev/null)" != "$stamp" ]; then
+    python=$(find_python)
+    say "making the build's virtual environment"
+    rm -rf "$venv"
+    "$python" -m venv "$venv"
+    "$venv/bin/python" -m pip install --disable-pip-version-check -qq --require-hashes -r requirements-build.lock >&2
+    printf '%s\n' "$stamp" >"$venv/.stamp"
+fi
+exec "$venv/bin/python" -I scripts/lib_build.py --cache "$cache" "$@"
