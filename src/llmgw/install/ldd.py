@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from collections.abc import Set as AbstractSet
 
 from attrs import field, frozen
 
@@ -72,6 +73,26 @@ def version_words(versions: Iterable[str], system: OsFacts) -> str:
         node = have.get(family)
         parts.append(f"this build needs {family}_{number}, this node has {node or 'an older one'}")
     return "; ".join(parts)
+
+
+def too_new(versions: Iterable[str], system: OsFacts, own: AbstractSet[str] = frozenset()) -> tuple[str, ...]:
+    """Those symbol versions that the node's C or C++ library is known to lack.
+
+    Args:
+        versions: such as `GLIBC_2.34`, as files need them.
+        system: what the node has; a library of unknown version lacks nothing here, `ldd` decides then.
+        own: names of libraries the build carries itself: the node's do not count for those.
+    """
+    have = {"GLIBC": system.glibc, "GLIBCXX": system.libstdcxx}
+    if any(name.startswith("libstdc++.so") for name in own):
+        have["GLIBCXX"] = None
+    lacking = []
+    for version in versions:
+        family, _, number = version.rpartition("_")
+        node = have.get(family)
+        if node is not None and number[:1].isdigit() and version_key(number) > version_key(node):
+            lacking.append(version)
+    return tuple(lacking)
 
 
 def version_key(text: str) -> tuple[int, ...]:

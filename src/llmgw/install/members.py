@@ -44,33 +44,38 @@ def refuse(name: str | None, why: str) -> ArchiveRefused:
     return ArchiveRefused(what, cause=why, hint="tell whoever publishes it, or name another source in server.yaml")
 
 
-def split_name(name: str, *, what: str = "its name") -> tuple[str, ...]:
+def split_name(name: str, *, what: str = "its name", member: str | None = None) -> tuple[str, ...]:
     """The components of a member's name; () for the archive's own top (`./`).
+
+    Args:
+        what: what `name` is, for the sentence.
+        member: the member it belongs to, when it is not that one's own name.
 
     Raises:
         ArchiveRefused: the name is absolute, climbs, is not plain text, or is too long or too deep.
     """
+    owner = name if member is None else member
     bare = name[2:] if name.startswith("./") else name
     if bare in ("", ".") and name in (".", "./"):
         return ()
     if not bare:
-        raise refuse(name, f"{what} is empty")
+        raise refuse(owner, f"{what} is empty")
     if bare.startswith("/"):
-        raise refuse(name, f"{what} is absolute")
+        raise refuse(owner, f"{what} is absolute")
     if any(not character.isprintable() for character in bare):
-        raise refuse(name, f"{what} has characters that cannot be printed, or is not UTF-8")
+        raise refuse(owner, f"{what} has characters that cannot be printed, or is not UTF-8")
     if "\\" in bare or (len(bare) > 1 and bare[1] == ":"):
-        raise refuse(name, f"{what} is written for another operating system")
+        raise refuse(owner, f"{what} is written for another operating system")
     parts = tuple(bare.split("/"))
     for part in parts:
         if part in ("", ".", ".."):
-            raise refuse(name, f"{what} has the component `{part}`")
+            raise refuse(owner, f"{what} has an empty component" if not part else f"{what} has the component `{part}`")
         if len(part.encode()) > _MAX_COMPONENT:
-            raise refuse(name, f"a component of {what} is longer than {_MAX_COMPONENT} bytes")
+            raise refuse(owner, f"a component of {what} is longer than {_MAX_COMPONENT} bytes")
         if part.startswith(_RESERVED):
-            raise refuse(name, f"{what} is one that llmgw keeps for itself")
+            raise refuse(owner, f"{what} is one that llmgw keeps for itself")
     if len(parts) > _MAX_DEPTH:
-        raise refuse(name, f"{what} is deeper than {_MAX_DEPTH} directories")
+        raise refuse(owner, f"{what} is deeper than {_MAX_DEPTH} directories")
     return parts
 
 
@@ -138,7 +143,7 @@ class Plan:
 
     def hardlink(self, name: str, target: str) -> tuple[Parts, Parts]:
         """Take note of a hard link; returns its components and those of the earlier regular file it names."""
-        parts, goal = split_name(name), split_name(target, what="its link target")
+        parts, goal = split_name(name), split_name(target, what=f"its link target {shown(target)}", member=name)
         if self._kinds.get(goal) != "file":
             raise refuse(name, f"it is a hard link to {shown(target)}, which is not an earlier file of the archive")
         self._claim(name, parts, "file")
@@ -173,4 +178,4 @@ class Plan:
             rest = rest[3:]
         if rest.startswith("./"):
             raise refuse(name, f"it is a link to {shown(target)}, which is not the plain form of a path")
-        return (*base, *split_name(rest, what=f"the target {shown(target)} of the link {shown(name)}"))
+        return (*base, *split_name(rest, what=f"its link target {shown(target)}", member=name))

@@ -159,6 +159,8 @@ class Pipeline:
             tree.mark_executable(staged, recipe.executables)
             if recipe.relink:
                 tree.relink(staged)
+            status("installing: reading what the build asks of this node", None)
+            self._prover.check_files(staged, recipe, facts)
             self._link(staged, recipe, facts, status, stop)
             scratch = staging / "scratch"
             scratch.mkdir(mode=0o700)

@@ -20,15 +20,18 @@ from typing import Any, Protocol
 from attrs import frozen
 
 from llmgw.domain.engines import Check, Recipe
-from llmgw.domain.facts import OsFacts
+from llmgw.domain.facts import NodeFacts, OsFacts
 from llmgw.errors import CommandError, HttpError, LlmgwError, ProofFailed
-from llmgw.install.ldd import Linked, joined, parse_ldd, version_words
+from llmgw.install.elf import NotElf, is_elf, read_elf
+from llmgw.install.ldd import Linked, joined, parse_ldd, too_new, version_words
 from llmgw.install.tree import matching
 from llmgw.system.clock import Clock
 from llmgw.system.commands import MINIMAL_ENV, Daemon, Runner, exit_words, start_daemon
 
 _OUTPUT_CAP = 1 << 20
 _POLL_S = 0.05
+_BAD_ARCHIVE = "the archive is wrong at its source: tell whoever publishes it, or name another source in server.yaml"
+_SAME_ARCH = {"amd64": "x86_64", "arm64": "aarch64"}
 TINY_MODEL = Path(__file__).with_name("tiny.gguf")
 
 Say = Callable[[str], None]
@@ -81,18 +84,56 @@ class Prover:
         self._clock = clock
         self._model = model
 
+    def check_files(self, directory: Path, recipe: Recipe, facts: NodeFacts) -> None:
+        """Read what the files of the build ask for, before any of them is run.
+
+        Raises:
+            ProofFailed: a file is not there, cannot be executed, is cut short, is for another machine, or asks for a
+                newer C or C++ library than this node has.
+        """
+        self._expected(directory, recipe)
+        binary = directory / recipe.binary
+        if not os.access(binary, os.X_OK):
+            mode = binary.stat().st_mode & 0o7777
+            raise ProofFailed(
+                f"`{recipe.binary}` has no execute bit in its archive (mode {mode:04o})", hint=_BAD_ARCHIVE
+            )
+        libraries = matching(directory, "*.so*")
+        loaded = {path for pattern in recipe.shared_objects for path in matching(directory, pattern)}
+        needs: dict[str, None] = {}
+        for path in (binary, *libraries):
+            if path.is_symlink() or not (is_elf(path) or path in loaded):
+                continue  # a script in place of the binary is judged by running it
+            name = path.relative_to(directory)
+            try:
+                found = read_elf(path)
+            except NotElf as error:
+                raise ProofFailed(f"`{name}` {error}", hint=_BAD_ARCHIVE) from error
+            except OSError as error:
+                raise ProofFailed(f"cannot read `{path}`", cause=error.strerror or str(error)) from error
+            if found.machine not in (facts.cpu.arch, _SAME_ARCH.get(facts.cpu.arch)):
+                raise ProofFailed(
+                    f"`{name}` is built for {found.machine}, this node is {facts.cpu.arch}", hint=_BAD_ARCHIVE
+                )
+            needs.update(dict.fromkeys(found.versions))
+        own = {path.name for path in libraries}
+        self.check_versions(Linked(versions=too_new(needs, facts.os, own)), facts.os)
+
+    def _expected(self, directory: Path, recipe: Recipe) -> None:
+        if not (directory / recipe.binary).is_file():
+            raise ProofFailed(f"the archive has no `{recipe.binary}`", hint=_BAD_ARCHIVE)
+        for pattern in recipe.expected_files:
+            if not matching(directory, pattern):
+                raise ProofFailed(f"no file matches `{pattern}`, which this build must have", hint=_BAD_ARCHIVE)
+
     def libraries(self, directory: Path, recipe: Recipe) -> Linked:
         """What the binary and every dlopened library of the build need and this node lacks.
 
         Raises:
             ProofFailed: an expected file is not there, or the dynamic loader refuses one.
         """
+        self._expected(directory, recipe)
         binary = directory / recipe.binary
-        if not binary.is_file():
-            raise ProofFailed(f"the archive has no `{recipe.binary}`")
-        for pattern in recipe.expected_files:
-            if not matching(directory, pattern):
-                raise ProofFailed(f"no file matches `{pattern}`, which this build must have")
         shared = [path for pattern in recipe.shared_objects for path in matching(directory, pattern)]
         answers = [self._ldd(path) for path in dict.fromkeys((binary, *shared))]
         found = joined(answers)
@@ -199,6 +240,7 @@ class Prover:
                 raise ProofFailed(
                     f"{check.title} did not answer as this build must",
                     cause=f"it said {said!a} where {where} must match `{pattern}`",
+                    hint=check.hint,
                 )
             telling = match.groupdict().get("shown") or match[0]
             shown = shown or next((line for line in telling.splitlines() if line.strip()), "")

@@ -214,8 +214,9 @@ class Store:
                 path = present.get(name)
                 if path is None:
                     return f"`{name}` is gone from `{tree}`"
-                if _entry(path, with_digest=full) != (wanted if full else attrs.evolve(wanted, sha256="")):
-                    return f"`{name}` in `{tree}` has changed since it was proven"
+                changed = _difference(wanted, _entry(path, with_digest=full), full)
+                if changed:
+                    return f"`{name}` in `{tree}` has changed since it was proven: {changed}"
         except OSError as error:
             return f"`{tree}` cannot be read: {error.strerror}"
         extra = sorted(set(present) - set(record.files))
@@ -243,6 +244,22 @@ def _entry(path: Path, *, with_digest: bool) -> FileEntry:
         with path.open("rb") as handle:
             digest = hashlib.file_digest(handle, "sha256").hexdigest()
     return FileEntry(info.st_size, info.st_mtime_ns, stat.S_IMODE(info.st_mode), digest)
+
+
+def _difference(wanted: FileEntry, found: FileEntry, full: bool) -> str:
+    """What is different, for the end of a sentence; "" when nothing is."""
+    if wanted.link != found.link:
+        if not found.link:
+            return f"it was a link to `{wanted.link}`"
+        return f"it leads to {found.link!a}" + (f", not to `{wanted.link}`" if wanted.link else ", it was a file")
+    if wanted.size != found.size:
+        return f"it has {found.size} bytes, not {wanted.size}"
+    if wanted.mode != found.mode:
+        lost = " (its execute bit is lost)" if wanted.mode & 0o111 and not found.mode & 0o111 else ""
+        return f"its mode is {found.mode:04o}, not {wanted.mode:04o}{lost}"
+    if full and wanted.sha256 != found.sha256:
+        return "its content is another"
+    return "" if wanted.mtime_ns == found.mtime_ns else "it was written again"
 
 
 def _manifest(tree: Path) -> dict[str, FileEntry]:

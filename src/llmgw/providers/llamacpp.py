@@ -197,7 +197,16 @@ def _for_gpu(recipe: Recipe, choice: Choice) -> Recipe:
 def _checks(version_line: str, kind: str, number: str) -> tuple[Check, ...]:
     """`--version`, the device of a GPU build, and tokens: by `llama-bench` where the build has it, else by serving."""
     layers = "0" if kind == "cpu" else "99"
-    checks = [Check("--version", ("{dir}/llama-server", "--version"), stderr=version_line, env=_QUIET, quick=True)]
+    checks = [
+        Check(
+            "--version",
+            ("{dir}/llama-server", "--version"),
+            stderr=version_line,
+            env=_QUIET,
+            quick=True,
+            hint="the archive holds another build than its name says: name another version or source in server.yaml",
+        )
+    ]
     if kind != "cpu":
         device = {"cuda": "CUDA0", "vulkan": "Vulkan0"}[kind]
         checks.append(
@@ -207,6 +216,9 @@ def _checks(version_line: str, kind: str, number: str) -> tuple[Check, ...]:
                 stdout=rf"^\s*{device}:.*$",
                 env=_QUIET,
                 quick=True,
+                hint="look at the driver with `nvidia-smi`, or allow `builds: [cpu]` in server.yaml"
+                if kind == "cuda"
+                else "install a Vulkan driver on this node, or allow `builds: [cpu]` in server.yaml",
             )
         )
     backend = {"cuda": "CUDA", "vulkan": "Vulkan"}.get(kind, "")
