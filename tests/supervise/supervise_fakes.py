@@ -155,3 +155,16 @@ def ask(port: int, path: str, body: object = None, key: str = KEY, timeout_s: fl
 def alive(pid: int) -> bool:
     stat = procs.read_stat(pid)
     return stat is not None and not stat.ended
+
+
+def kill(pid: int) -> None:
+    """SIGKILL, and wait until the process is gone."""
+    os.kill(pid, signal.SIGKILL)
+    wait_gone(pid)
+
+
+def wait_gone(pid: int, timeout_s: float = 10.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while alive(pid):
+        assert time.monotonic() < deadline, f"process {pid} is still there"
+        time.sleep(0.01)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import http.client
 import json
 import os
@@ -15,7 +16,7 @@ from pathlib import Path
 
 import pytest
 from attrs import evolve
-from supervise_fakes import KEY, Bench, alive, ask, spec, status_of, wait_for
+from supervise_fakes import KEY, Bench, alive, ask, kill, spec, status_of, wait_for, wait_gone
 
 from llmgw.agent import handles, procs
 from llmgw.agent.handles import replica_dir
@@ -118,15 +119,97 @@ def test_no_log_line_is_lost_over_an_agents_death(bench: Bench, killed: Callable
     assert numbers == list(range(len(numbers)))
 
 
-def test_an_adopted_engine_that_dies_has_no_known_exit_code(bench: Bench, killed: Callable[..., KilledAgent]) -> None:
+def test_an_adopted_engine_that_dies_is_told_with_its_exit_code(
+    bench: Bench, killed: Callable[..., KilledAgent]
+) -> None:
     agent = killed()
     agent.kill()
     supervisor = bench.supervisor()
     supervisor.set_desired([spec(bench)], 1)
     ask(agent.port, "/fake/set", {"crash": 7})
     again = wait_for(supervisor, ReplicaState.READY, where=lambda status: status.pid != agent.engine_pid)
-    assert again.exit_words == "exit code unknown (adopted)"
+    assert again.exit_words == "exited 7"
     assert again.restarts == 1
+
+
+@pytest.mark.parametrize(("code", "words"), [(7, "exited 7"), (-11, "was killed by SIGSEGV")])
+def test_an_engine_that_dies_while_no_agent_runs_is_told_with_its_exit_code_and_last_words(
+    bench: Bench, killed: Callable[..., KilledAgent], code: int, words: str
+) -> None:
+    agent = killed()
+    agent.kill()
+    ask(agent.port, "/fake/set", {"crash": code})
+    wait_gone(agent.engine_pid)
+    kept = replica_dir(bench.work_dir, "m#0") / "engine.exit"
+    deadline = time.monotonic() + 10
+    while not kept.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    gone = status_of(bench.supervisor())
+    assert gone.state is ReplicaState.FAILED
+    assert gone.words.startswith(f"it ended while the agent was away ({words}")
+    assert gone.words.endswith(f": fake engine: crashing with {code} as told")
+    assert words in gone.exit_words
+
+
+def test_an_engine_outlives_its_killed_keeper_and_only_its_exit_code_is_lost(bench: Bench) -> None:
+    supervisor = bench.supervisor()
+    supervisor.set_desired([spec(bench)], 1)
+    ready = wait_for(supervisor, ReplicaState.READY)
+    keeper = handles.load(replica_dir(bench.work_dir, "m#0")).keeper_pid
+    os.kill(keeper, signal.SIGKILL)
+    wait_gone(keeper)
+    assert ask(ready.port, "/v1/chat/completions", {"max_tokens": 1})["choices"]
+    assert status_of(supervisor).pid == ready.pid
+    os.kill(ready.pid, signal.SIGKILL)
+    again = wait_for(supervisor, ReplicaState.READY, where=lambda status: status.pid != ready.pid)
+    assert again.exit_words == "exit code unknown (its keeper was killed)"
+
+
+def test_a_signal_to_the_engines_group_reaches_it_once_and_its_keeper_never(bench: Bench) -> None:
+    supervisor = bench.supervisor("--ignore-term")
+    supervisor.set_desired([spec(bench)], 1)
+    ready = wait_for(supervisor, ReplicaState.READY)
+    keeper = handles.load(replica_dir(bench.work_dir, "m#0")).keeper_pid
+    os.killpg(ready.pid, signal.SIGTERM)
+    os.kill(keeper, signal.SIGTERM)  # by mistake of a person
+    deadline = time.monotonic() + 10
+    while "SIGTERM ignored" not in supervisor.logs("m#0", 10):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    ask(ready.port, "/fake/set", {"crash": 9})
+    again = wait_for(supervisor, ReplicaState.READY, where=lambda status: status.pid != ready.pid)
+    assert again.exit_words == "exited 9"
+    assert supervisor.logs("m#0", 100, previous=True).count("SIGTERM ignored") == 1
+    wait_gone(keeper)
+
+
+def test_the_keeper_is_small_and_carries_no_marker(bench: Bench) -> None:
+    supervisor = bench.supervisor()
+    supervisor.set_desired([spec(bench)], 1)
+    ready = wait_for(supervisor, ReplicaState.READY)
+    keeper = handles.load(replica_dir(bench.work_dir, "m#0")).keeper_pid
+    assert bench.engine_pids() == [ready.pid]
+    assert procs.MARKER not in procs.read_environ(keeper)
+    rollup = Path(f"/proc/{keeper}/smaps_rollup").read_text().splitlines()
+    private_kb = sum(int(line.split()[1]) for line in rollup if line.startswith("Private_"))
+    assert private_kb < 1000
+
+
+def test_a_handle_of_the_first_format_is_read_and_its_engine_adopted(bench: Bench) -> None:
+    pid, _ = left_behind(bench)
+    path = replica_dir(bench.work_dir, "m#0") / "handle.json"
+    body = json.loads(json.loads(path.read_text())["handle"])
+    body["version"] = 1
+    for name in ("keeper_pid", "keeper_ticks", "gpu_used_bytes"):
+        del body[name]
+    text = json.dumps(body, sort_keys=True)
+    path.write_text(json.dumps({"sha256": hashlib.sha256(text.encode()).hexdigest(), "handle": text}))
+    supervisor = bench.supervisor()
+    assert settle(supervisor, bench) == pid
+    kill(pid)
+    again = wait_for(supervisor, ReplicaState.READY, where=lambda status: status.pid != pid)
+    assert again.exit_words == "exit code unknown (adopted)"
 
 
 def test_an_adopted_engine_can_be_stopped(bench: Bench, killed: Callable[..., KilledAgent]) -> None:
@@ -135,7 +218,7 @@ def test_an_adopted_engine_can_be_stopped(bench: Bench, killed: Callable[..., Ki
     supervisor = bench.supervisor()
     assert len(bench.engine_pids()) == 2
     supervisor.set_desired([], 1)
-    assert wait_for(supervisor, ReplicaState.STOPPED).words.startswith("stopped (exit code unknown (adopted))")
+    assert wait_for(supervisor, ReplicaState.STOPPED).words.startswith("stopped (exited 0)")
     assert bench.engine_pids() == []
 
 
@@ -164,12 +247,11 @@ def test_an_engine_still_loading_is_adopted_too(bench: Bench) -> None:
 
 def test_an_engine_that_died_meanwhile_is_gone_and_started_again(bench: Bench) -> None:
     pid, _ = left_behind(bench)
-    os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
+    kill(pid)
     supervisor = bench.supervisor()
     gone = status_of(supervisor)
     assert gone.state is ReplicaState.FAILED
-    assert gone.words == "it ended while the agent was away (exit code unknown)"
+    assert gone.words.startswith("it ended while the agent was away (was killed by SIGKILL")
     assert gone.profile == "m"
     assert gone.last_log[-1].startswith("listening on ")
     assert settle(supervisor, bench) != pid
@@ -178,8 +260,7 @@ def test_an_engine_that_died_meanwhile_is_gone_and_started_again(bench: Bench) -
 
 def test_workers_of_an_engine_that_died_meanwhile_are_swept(bench: Bench) -> None:
     pid, _ = left_behind(bench, "--grandchild")
-    os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
+    kill(pid)
     assert len(bench.engine_pids()) == 1
     bench.supervisor()
     deadline = time.monotonic() + 5
@@ -192,8 +273,7 @@ def test_workers_without_an_engine_and_without_a_record_are_swept(bench: Bench) 
     pid, _ = left_behind(bench)
     environ = procs.read_environ(pid)
     worker = subprocess.Popen(["sleep", "600"], env=environ)
-    os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
+    kill(pid)
     (replica_dir(bench.work_dir, "m#0") / "handle.json").unlink()
     bench.supervisor()
     assert worker.wait(5) == -signal.SIGKILL
@@ -204,8 +284,7 @@ def test_a_stranger_on_the_recorded_pid_is_never_signalled(
     bench: Bench, bystander: subprocess.Popen[bytes], forge: str
 ) -> None:
     pid, _ = left_behind(bench)
-    os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
+    kill(pid)
     changes: dict[str, object] = {"pid": bystander.pid}
     if forge == "pid and start time":
         changes["start_ticks"] = procs.read_stat(bystander.pid).start_ticks

@@ -13,11 +13,13 @@ from pathlib import Path
 from attrs import evolve, frozen
 
 from llmgw.agent import handles, procs
-from llmgw.agent.child import Child, Identity, hold
+from llmgw.agent.child import Child, Ended, Identity, hold
 from llmgw.agent.handles import Handle
+from llmgw.agent.keeper import EXIT_FILE, await_exit, keeper_of
 from llmgw.agent.starting import save
 from llmgw.errors import WireError
 
+_KEEPER_WRITES_S = 1.0
 _LOG = logging.getLogger("llmgw.agent.adopt")
 
 
@@ -58,13 +60,13 @@ def find(work_dir: Path) -> Found:
     known: set[str] = set()
     for handle in _recorded(work_dir):
         known.add(handle.marker)
-        child = hold(handle.identity())
+        child = hold(handle.identity(), handle.keeper())
         if child is not None:
             survivors.append(Survivor(handle, child))
         else:
             gone.append(Gone(handle, _why(handle), tuple(procs.find_marked(handle.marker))))
     for handle in _unrecorded(work_dir, known):
-        child = hold(handle.identity()) if handle.pid else None
+        child = hold(handle.identity(), handle.keeper()) if handle.pid else None
         if child is None:
             orphans.append(handle.marker)
         else:
@@ -116,18 +118,24 @@ def _unrecorded(work_dir: Path, known: set[str]) -> Iterator[Handle]:
         exe = procs.read_exe(stat.pid) or ""
         here = work_dir / "replicas" / Path(handle.dir).name
         yield evolve(handle, dir=str(here)).with_identity(
-            Identity(procs.boot_id(), stat.pid, stat.start_ticks, exe, marker)
+            Identity(procs.boot_id(), stat.pid, stat.start_ticks, exe, marker),
+            keeper_of(stat.pid, marker, here / EXIT_FILE),
         )
+
+
+def _exit_words(handle: Handle) -> str:
+    """How its keeper saw it end."""
+    keeper = handle.keeper()
+    code = await_exit(keeper, handle.marker, _KEEPER_WRITES_S) if keeper is not None else None
+    return Ended(code, "no keeper saw it").words()
 
 
 def _why(handle: Handle) -> str:
     """Why the recorded process is not there."""
     if handle.boot_id != procs.boot_id():
         return "it ended when this node restarted"
+    words = f"it ended while the agent was away ({_exit_words(handle)})"
     stat = procs.read_stat(handle.pid)
     if stat is None or stat.ended:
-        return "it ended while the agent was away (exit code unknown)"
-    return (
-        f"it ended while the agent was away (exit code unknown); its pid {handle.pid} now belongs to another process, "
-        "which is left alone"
-    )
+        return words
+    return f"{words}; its pid {handle.pid} now belongs to another process, which is left alone"

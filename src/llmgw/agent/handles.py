@@ -12,16 +12,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import quote
 
-from attrs import asdict, evolve, frozen
+from attrs import asdict, evolve, field, frozen
 
 from llmgw.agent.child import Identity
+from llmgw.agent.keeper import EXIT_FILE, KeeperId
 from llmgw.domain.engines import Launch
 from llmgw.domain.replicas import ReplicaSpec
 from llmgw.errors import FileError, WireError
 from llmgw.system import files
 from llmgw.wire import shapes
 
-VERSION = 1
+VERSION = 2
+_READABLE = (1, 2)
 _FILE = "handle.json"
 KEY_FILE = "api-key"
 _LIMIT = 1 << 20
@@ -38,6 +40,8 @@ class Handle:
         restarts: starts of this replica before this one.
         pid, start_ticks, boot_id, exe: the process, see `child.Identity`; `exe` counts once `ready` was seen.
         ready: it has answered as ready at least once.
+        keeper_pid, keeper_ticks: its parent, see `keeper`; 0 when it has none. Since version 2.
+        gpu_used_bytes: what was in use on its GPUs before it started, by uuid, where known. Since version 2.
     """
 
     version: int
@@ -68,12 +72,21 @@ class Handle:
     start_ticks: int = 0
     exe: str = ""
     ready: bool = False
+    keeper_pid: int = 0
+    keeper_ticks: int = 0
+    gpu_used_bytes: Mapping[str, int] = field(factory=dict)
 
     def identity(self) -> Identity:
         """The process to look for. A wrapper may replace itself by the engine until the engine was ready."""
         return Identity(self.boot_id, self.pid, self.start_ticks, self.exe if self.ready else "", self.marker)
 
-    def with_identity(self, identity: Identity) -> Handle:
+    def keeper(self) -> KeeperId | None:
+        """The engine's keeper, None when it was started without one."""
+        if not self.keeper_pid:
+            return None
+        return KeeperId(self.keeper_pid, self.keeper_ticks, Path(self.dir) / EXIT_FILE)
+
+    def with_identity(self, identity: Identity, keeper: KeeperId | None = None) -> Handle:
         """The same launch, in that process."""
         return evolve(
             self,
@@ -82,6 +95,8 @@ class Handle:
             start_ticks=identity.start_ticks,
             exe=identity.exe,
             marker=identity.marker,
+            keeper_pid=keeper.pid if keeper else 0,
+            keeper_ticks=keeper.start_ticks if keeper else 0,
         )
 
     def serves(self, spec: ReplicaSpec) -> bool:
@@ -156,8 +171,9 @@ def decode(text: str) -> Handle:
         version = data.get("version")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise WireError("the handle is broken", cause=f"{type(error).__name__}: {error}") from error
-    if version != VERSION:
-        raise WireError("the handle is of another version", cause=f"version {version!r}, this agent knows {VERSION}")
+    if version not in _READABLE:
+        known = " and ".join(map(str, _READABLE))
+        raise WireError("the handle is of another version", cause=f"version {version!r}, this agent knows {known}")
     return shapes.from_json(data, Handle)
 
 

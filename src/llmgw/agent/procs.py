@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import struct
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -52,6 +53,30 @@ def read_stat(pid: int) -> Stat | None:
         return Stat(pid, fields[0], int(fields[2]), int(fields[3]), int(fields[19]))
     except (IndexError, ValueError):
         return None
+
+
+def read_parent(pid: int) -> int | None:
+    """The parent's pid; None when there is no such process."""
+    try:
+        text = (_PROC / str(pid) / "stat").read_bytes().decode("utf-8", "replace")
+        return int(text[text.rfind(")") + 2 :].split()[1])
+    except (OSError, IndexError, ValueError):
+        return None
+
+
+def read_cpu_ticks(pid: int) -> int | None:
+    """Clock ticks its threads have spent on a CPU; None when it is gone (proc(5), stat fields 14 and 15)."""
+    try:
+        text = (_PROC / str(pid) / "stat").read_bytes().decode("utf-8", "replace")
+        fields = text[text.rfind(")") + 2 :].split()
+        return int(fields[11]) + int(fields[12])
+    except (OSError, IndexError, ValueError):
+        return None
+
+
+def ticks_now() -> int:
+    """The present on the clock of `Stat.start_ticks`."""
+    return int(time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK"))
 
 
 def read_environ(pid: int) -> dict[str, str] | None:

@@ -109,9 +109,11 @@ class Replica:
         """Note that the engine an earlier agent started has ended."""
         self._last, self._restarts = gone.handle, gone.handle.restarts + 1
         self._exit_words = gone.words
-        self._last_log = tuple(logs.tail(Path(gone.handle.dir) / logs.CURRENT, _REPORT_LINES))
+        lines = logs.tail(Path(gone.handle.dir) / logs.CURRENT, _TELLING_LINES)
+        self._last_log = tuple(lines[-_REPORT_LINES:])
         forget(gone.handle)
-        self._say(ReplicaState.FAILED, gone.words)
+        said = logs.telling(lines, was_ready=gone.handle.ready)
+        self._say(ReplicaState.FAILED, f"{gone.words}: {said}" if said else gone.words)
 
     def heard(self, watch: Watch, check: Check) -> None:
         """Take an answer of the health watch; one of an engine that is gone is dropped."""

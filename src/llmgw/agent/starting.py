@@ -127,7 +127,7 @@ def start_engine(
     except BaseException:
         tools.ports.give_back(port)
         raise
-    handle = handle.with_identity(started.identity)
+    handle = handle.with_identity(started.identity, started.keeper)
     save(handle)
     return handle, started
 
