@@ -14,7 +14,7 @@ import struct
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -240,8 +240,17 @@ class _Member(tarfile.TarInfo):
 
     @classmethod
     def frombuf(cls, buf: Any, encoding: Any, errors: Any) -> _Member:
+        return cls._checked(super().frombuf, buf, encoding, errors)
+
+    @classmethod
+    def _frombuf(cls, buf: Any, encoding: Any, errors: Any, **given: Any) -> _Member:
+        # newer releases of CPython read headers through this one
+        return cls._checked(super()._frombuf, buf, encoding, errors, **given)  # type: ignore[misc]
+
+    @classmethod
+    def _checked(cls, read: Callable[..., Any], *args: Any, **given: Any) -> _Member:
         try:
-            made = super().frombuf(buf, encoding, errors)
+            made: _Member = read(*args, **given)
         except (tarfile.EOFHeaderError, tarfile.EmptyHeaderError):  # type: ignore[attr-defined]
             raise
         except (tarfile.HeaderError, ValueError) as error:
