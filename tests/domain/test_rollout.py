@@ -54,7 +54,8 @@ def test_a_refused_replica_keeps_the_refusal_while_the_other_runs() -> None:
 
 def test_deleted_profiles_and_surplus_replicas_stop() -> None:
     made = planned([QWEN], [node("a")], [given(TWO, 0, "a"), given(TWO, 1, "a"), given(Profile("old", "m"), 0, "a")])
-    assert [stop.words for stop in made.stops] == ["`qwen` wants 1 replicas", "profile `old` was deleted"]
+    assert [stop.words for stop in made.stops] == ["profile `old` was deleted", "`qwen` wants 1 replicas"]
+    assert [stop.assignment.spec.replica_id for stop in made.stops] == ["old#0", "qwen#1"]
     assert made.starts == ()
 
 
@@ -102,10 +103,11 @@ def test_a_changed_profile_replaces_serving_replicas_one_at_a_time() -> None:
     changed = evolve(TWO, args=("--x",))
     fleet = [node(name, replicas=(status(f"qwen#{at}", 1, READY),)) for at, name in enumerate("ab")]
     made = planned([changed], fleet, [given(TWO, 0, "a"), given(TWO, 1, "b")])
-    assert starts(made) == [("qwen", 0, "a")]
-    assert made.starts[0].words == "`qwen` was changed"
+    assert starts(made) == [("qwen", 2, "a")]
+    assert made.starts[0].words == "`qwen` was changed; qwen#0 serves until it is ready"
+    assert made.stops == ()
     assert rolling(READY, LOADING).starts == ()
-    assert starts(rolling(READY, READY)) == [("qwen", 1, "b")]
+    assert starts(rolling(READY, READY)) == [("qwen", 2, "a")]
 
 
 def test_a_failed_replacement_holds_the_rest_and_says_so() -> None:

@@ -21,6 +21,7 @@ from llmgw.domain.routing import RouteTable
 from llmgw.errors import ApiError
 from llmgw.server.control import Control
 from llmgw.server.deploy import Deploy
+from llmgw.server.events import Events
 from llmgw.server.fleet import Fleet
 from llmgw.server.state import State, open_state
 
@@ -94,12 +95,15 @@ class Plane:
         self.state: State = open_state(str(directory / "state.db"))
         self.wake = threading.Event()
         self.tables: list[RouteTable] = []
+        self.events = Events(self.clock, self.state.events())
         self.fleet = Fleet(
             self.clock,
             self.state.nodes(),
             lost_after=3,
             on_change=self.wake.set,
             on_new=lambda node_id: self.state.add_node(node_id, self.clock.now()),
+            draining=self.state.draining(),
+            tell=lambda node_id, words: self.events.record("node", node_id, words),
         )
         self.deploy = Deploy(
             self.state,
@@ -111,6 +115,7 @@ class Plane:
             keys_required=keys_required,
             publish=self.tables.append,
             wake=self.wake,
+            events=self.events,
         )
 
     def join(self, node_id: str, agent: FakeAgent | None = None, **hello: Any) -> FakeAgent:

@@ -144,8 +144,13 @@ def test_nothing_moves_after_the_server_itself_stood_still(plane: Plane) -> None
     plane.fleet.reported("n2", report())
     plane.deploy.pass_once()
     assert two.replicas() == []
-    stands = plane.deploy.outlook().standings[0]
-    assert stands.note.startswith("replica qwen#0 stays on node n1: ")
+    plane.pass_time(40, ("n2", report()))
+    assert two.replicas() == []
+    words = plane.deploy.outlook().standings[0].replicas[0].own_words
+    assert words.startswith("stale: no report since this server stood still, 40s ago")
+    assert any(item.words.startswith("stood still for 1m") for item in plane.events.since(0))
+    plane.pass_time(6, ("n2", report()))
+    assert two.replicas() == [("qwen#0", 2)]
 
 
 def test_most_of_the_fleet_silent_at_once_moves_nothing(plane: Plane) -> None:
@@ -169,10 +174,24 @@ def test_a_changed_profile_rolls_one_replica_at_a_time(plane: Plane) -> None:
     plane.deploy.apply(evolve(QWEN, replicas=2, context=8192))
     plane.deploy.pass_once()
     plane.deploy.pass_once()
-    assert agent.replicas() == [("qwen#0", 3), ("qwen#1", 2)]
-    plane.fleet.reported("n1", report(status("qwen#0", 3, READY), status("qwen#1", 2, READY, port=9001)))
+    both = (status("qwen#0", 1, READY), status("qwen#1", 2, READY, port=9001))
+    assert agent.replicas() == [("qwen#0", 1), ("qwen#1", 2), ("qwen#2", 3)]
+    plane.fleet.reported("n1", report(*both, status("qwen#2", 3, ReplicaState.LOADING)))
     plane.deploy.pass_once()
-    assert agent.replicas() == [("qwen#0", 3), ("qwen#1", 4)]
+    assert len(agent.replicas()) == 3
+    plane.fleet.reported("n1", report(*both, status("qwen#2", 3, READY, port=9002)))
+    plane.deploy.pass_once()
+    plane.deploy.pass_once()
+    assert agent.replicas() == [("qwen#1", 2), ("qwen#2", 3)]
+    assert "is replaced when qwen#0 on node n1 has stopped" in plane.deploy.outlook().standings[0].note
+    plane.fleet.reported("n1", report(both[1], status("qwen#2", 3, READY, port=9002)))
+    plane.deploy.pass_once()
+    assert agent.replicas() == [("qwen#0", 4), ("qwen#1", 2), ("qwen#2", 3)]
+    plane.fleet.reported("n1", report(status("qwen#0", 4, READY), both[1], status("qwen#2", 3, READY, port=9002)))
+    plane.deploy.pass_once()
+    plane.deploy.pass_once()
+    assert agent.replicas() == [("qwen#0", 4), ("qwen#2", 3)]
+    assert plane.state.assignments() == tuple(plane.deploy._assignments[name] for name in ("qwen#0", "qwen#2"))
 
 
 def test_scaling_down_and_deleting_take_replicas_back(plane: Plane) -> None:

@@ -18,10 +18,15 @@ COMMANDS = {
     "replicas": ("llmgw.ctl.replicas:replicas", "List replicas and their states"),
     "apply": ("llmgw.ctl.profiles:apply", "Create or change profiles from YAML files"),
     "delete": ("llmgw.ctl.profiles:delete", "Delete a profile; its replicas drain and stop"),
+    "scale": ("llmgw.ctl.profiles:scale", "Change how many replicas of a profile run"),
+    "drain": ("llmgw.ctl.nodes:drain", "Empty nodes; replicas are replaced elsewhere before they leave"),
+    "undrain": ("llmgw.ctl.nodes:undrain", "Let drained nodes take replicas again"),
     "explain": ("llmgw.ctl.profiles:explain", "Say why a profile runs where it does, or nowhere"),
     "logs": ("llmgw.ctl.replicas:logs", "Show the last lines a replica's engine wrote"),
+    "events": ("llmgw.ctl.events:events", "Show what happened lately, or follow it"),
     "keys": ("llmgw.ctl.keys:keys", "Create, list and delete API keys"),
     "status": ("llmgw.ctl.status:status", "Show the server, its gateways and what they are doing"),
+    "join-token": ("llmgw.ctl.jointokens:join_token", "Let a new node join without a certificate"),
     "cert": ("llmgw.ctl.certs:cert", "Make and revoke certificates of nodes, servers and operators"),
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import click
@@ -10,6 +11,10 @@ from llmgw.ctl import describe
 from llmgw.ctl.output import Look, listing, output_option, size, watch_option
 from llmgw.ctl.session import Session, connection
 from llmgw.ctl.tables import Cell, render, shown, state_cell
+from llmgw.ctl.text import escape
+from llmgw.errors import UsageError
+
+_WAIT_LOOK_S = 1.0
 
 
 @click.command()
@@ -24,6 +29,42 @@ def nodes(session: Session, node: str | None, output: str, watch: bool) -> None:
         listing(session, output, watch, lambda: session.client().get("nodes"), draw)
     else:
         listing(session, output, watch, lambda: one(session.client().get("nodes", node)), describe.draw)
+
+
+@click.command()
+@click.argument("names", nargs=-1, required=True, metavar="NODE...")
+@click.option("--wait", is_flag=True, help="Return when nothing of llmgw serves there any more.")
+@connection
+@click.pass_obj
+def drain(session: Session, names: tuple[str, ...], wait: bool) -> None:
+    """Empty nodes: each replica is replaced elsewhere first, then it leaves. No new one comes until `undrain`."""
+    for name in names:
+        answer = session.client().post("nodes", name, "drain", body={})
+        click.echo(f"{escape(name)}: {escape(shown(answer.get('words')))}")
+    never = threading.Event()
+    for name in names if wait else ():
+        said = ""
+        while not (words := str(one(session.client().get("nodes", name)).get("drain_words") or "")).startswith(
+            "drained"
+        ):
+            if not words:
+                raise UsageError(f"node `{name}` is not being drained any more", hint="somebody said `undrain`")
+            if words != said:
+                click.echo(f"{escape(name)}: {escape(words)}", err=True)
+                said = words
+            session.clock.wait(never, _WAIT_LOOK_S)
+        click.echo(f"{escape(name)}: {escape(words)}")
+
+
+@click.command()
+@click.argument("names", nargs=-1, required=True, metavar="NODE...")
+@connection
+@click.pass_obj
+def undrain(session: Session, names: tuple[str, ...]) -> None:
+    """Let drained nodes take replicas again. What left them stays where it is."""
+    for name in names:
+        answer = session.client().post("nodes", name, "undrain", body={})
+        click.echo(f"{escape(name)}: {escape(shown(answer.get('words')))}")
 
 
 def one(data: dict[str, Any]) -> dict[str, Any]:
@@ -60,6 +101,8 @@ def _rows(node: dict[str, Any], look: Look) -> list[list[Cell | str | None]]:
         said.append((None, {}, "has not looked at its engines yet"))
     elif not said:
         said.append(("", {}, "has no engine, and none is wanted here"))
+    if node.get("drain_words"):
+        said.append(("", {}, node["drain_words"]))
     said += [("", {}, f"warning: {warning.get('words')}") for warning in node.get("warnings") or ()]
     return [[cell, *(_wide(node, engine, look) if look.wide else ()), words] for cell, engine, words in said]
 

@@ -160,6 +160,21 @@ def _expand(files: tuple[str, ...]) -> list[tuple[str, Path | None]]:
 
 
 @click.command()
+@click.argument("name")
+@click.argument("replicas", type=click.IntRange(0, 10_000))
+@connection
+@click.pass_obj
+def scale(session: Session, name: str, replicas: int) -> None:
+    """Change how many REPLICAS of the profile NAME run; 0 keeps the profile and runs nothing.
+
+    A file in the server's `profiles_dir` is applied again at its next start and then says how many.
+    """
+    entry = session.client().post("profiles", name, "scale", body={"replicas": replicas})
+    counts = f"{shown(entry.get('replicas_ready'))} of {shown(entry.get('replicas_wanted'))} ready"
+    click.echo(f"{escape(name)}: {counts}; {escape(shown(entry.get('words')))}")
+
+
+@click.command()
 @click.argument("names", nargs=-1, required=True, metavar="NAME...")
 @connection
 @click.pass_obj

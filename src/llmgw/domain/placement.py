@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from typing import TypeAlias
 
 from attrs import frozen
 
@@ -69,6 +70,16 @@ class Claim:
     leaving: bool = False
 
 
+Claims: TypeAlias = Mapping[str, Mapping[str, Claim]]
+
+
+def _by_node(claims: Sequence[Claim]) -> Claims:
+    found: dict[str, dict[str, Claim]] = {}
+    for claim in claims:
+        found.setdefault(claim.node_id, {})[claim.replica_id] = claim
+    return found
+
+
 @frozen
 class _Fit:
     """A node that can take the replica, and what decides between several."""
@@ -92,7 +103,7 @@ def place(
     profile: Profile,
     spec: EngineSpec | None,
     fleet: Sequence[NodeView],
-    claims: Sequence[Claim] = (),
+    claims: Sequence[Claim] | Claims = (),
     formats: Sequence[str] | None = None,
 ) -> Placement | Refusal:
     """Choose the node for one replica of `profile`, or say for every node why it is not that one.
@@ -105,17 +116,18 @@ def place(
         profile: what is to be served.
         spec: the engine the server wants on nodes, None when the configuration does not name it.
         fleet: the nodes as they are now (presence judged by the caller).
-        claims: replicas placed already.
+        claims: replicas placed already; by node id and replica id when there are many.
         formats: weights formats the engine reads, None when not known.
     """
     if not fleet:
         return Refusal(profile.name, f"no node can run `{profile.name}`: {_EMPTY_FLEET}", ())
     if profile.nodes > 1:
         return _refuse_multi_node(profile, fleet)
+    by_node: Claims = _by_node(claims) if not isinstance(claims, Mapping) else claims
     fits: list[_Fit] = []
     refused: list[NodeRefusal] = []
     for node in sorted(fleet, key=lambda view: view.node_id):
-        answer = _judge(profile, spec, node, claims, formats)
+        answer = _judge(profile, spec, node, by_node.get(node.node_id, {}).values(), formats)
         if isinstance(answer, _Fit):
             fits.append(answer)
         else:
@@ -139,7 +151,7 @@ def _judge(
     profile: Profile,
     spec: EngineSpec | None,
     node: NodeView,
-    claims: Sequence[Claim],
+    on_node: Collection[Claim],
     formats: Sequence[str] | None,
 ) -> _Fit | NodeRefusal:
     def no(code: str, words: str) -> NodeRefusal:
@@ -162,7 +174,6 @@ def _judge(
     if model:
         return no(*model)
     need = estimate(profile, weights)
-    on_node = [claim for claim in claims if claim.node_id == node.node_id]
     taken = [Taken(claim.gpus, claim.memory_bytes, claim.settled, claim.leaving) for claim in on_node]
     room = find_room(profile, need, engine.build, node, taken)
     if isinstance(room, NoRoom):

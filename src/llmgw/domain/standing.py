@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from attrs import frozen
 
@@ -12,6 +12,8 @@ from llmgw.domain.replicas import ReplicaState, ReplicaStatus
 from llmgw.domain.report import NodeView, Presence
 from llmgw.domain.rollout import Assignment, status_of
 from llmgw.domain.routing import RouteModel, RouteReplica
+
+_LINES_TO_CLIENTS = 50
 
 
 @frozen
@@ -57,8 +59,8 @@ class Standing:
 
     @property
     def ready(self) -> int:
-        """How many replicas serve on nodes that are heard from."""
-        return sum(item.known_ready for item in self.replicas)
+        """How many replicas serve on nodes that are heard from; one more that takes another's place is not counted."""
+        return min(self.profile.replicas, sum(item.known_ready for item in self.replicas))
 
     def lines(self) -> tuple[str, ...]:
         """All there is to say, one line each; what `explain` prints."""
@@ -116,7 +118,8 @@ def _state(profile: Profile, replicas: Sequence[ReplicaStanding], refusal: Refus
         heard = [item for item in serving if item.known_ready]
         if not heard:
             return "ready", serving[0].words
-        return "ready", f"{len(heard)} of {profile.replicas} replica{'s' if profile.replicas > 1 else ''} ready"
+        count = min(len(heard), profile.replicas)
+        return "ready", f"{count} of {profile.replicas} replica{'s' if profile.replicas > 1 else ''} ready"
     failed = [item for item in replicas if item.status is not None and item.status.state is ReplicaState.FAILED]
     coming = [item for item in replicas if item not in failed and not item.node_lost]
     if coming:
@@ -128,6 +131,30 @@ def _state(profile: Profile, replicas: Sequence[ReplicaStanding], refusal: Refus
     if replicas:
         return "failed", replicas[0].words
     return "loading", f"`{profile.name}` has not been placed yet"
+
+
+def drained(node: NodeView, assignments: Iterable[Assignment]) -> bool:
+    """Whether nothing is assigned to a node and, by its own word, nothing runs there."""
+    return not any(item.node_id == node.node_id for item in assignments) and not _running(node)
+
+
+def drain_words(node: NodeView, assignments: Iterable[Assignment]) -> str:
+    """How far the draining of a node is; empty when it is not being drained."""
+    if not node.draining:
+        return ""
+    here = sorted(item.spec.replica_id for item in assignments if item.node_id == node.node_id)
+    if here:
+        return f"draining: {len(here)} replica{'s' if len(here) > 1 else ''} to move: {', '.join(here)}"
+    running = _running(node)
+    if running:
+        return f"draining: nothing is assigned to it any more, {', '.join(running)} still stops"
+    return "drained: nothing of llmgw serves here; it takes replicas again after `llmgw ctl undrain`"
+
+
+def _running(node: NodeView) -> list[str]:
+    ended = (ReplicaState.STOPPED, ReplicaState.FAILED)
+    said = node.report.replicas if node.report is not None and node.presence is not Presence.LOST else ()
+    return sorted(status.replica_id for status in said if status.state not in ended)
 
 
 def route(standing: Standing, endpoints: Sequence[str], created: int) -> RouteModel:
@@ -168,5 +195,14 @@ def route(standing: Standing, endpoints: Sequence[str], created: int) -> RouteMo
         endpoints=tuple(endpoints),
         replicas=tuple(replicas),
         created=created,
-        refusal=standing.refusal.lines() if standing.refusal is not None and standing.state != "ready" else (),
+        refusal=_told(standing.refusal) if standing.refusal is not None and standing.state != "ready" else (),
     )
+
+
+def _told(refusal: Refusal) -> tuple[str, ...]:
+    """The refusal's lines for clients; of a large fleet the first ones, and where the others are."""
+    lines = refusal.lines()
+    left = len(lines) - 1 - _LINES_TO_CLIENTS
+    if left <= 0:
+        return lines
+    return (*lines[: 1 + _LINES_TO_CLIENTS], f"{left} more nodes: `llmgw ctl explain {refusal.profile}` lists them")

@@ -22,12 +22,13 @@ from llmgw.config import profile_from_json, profile_to_json
 from llmgw.domain.ids import check_model_name
 from llmgw.domain.replicas import ReplicaStatus
 from llmgw.domain.routing import RouteKey
-from llmgw.domain.standing import Standing
+from llmgw.domain.standing import Standing, drain_words
 from llmgw.errors import ApiError, ConfigError, LinkError, LlmgwError, NameInvalid, UsageError
 from llmgw.server import answers
 from llmgw.server.auth import BODY_LIMIT, error_body, too_large
 from llmgw.server.control import Control
 from llmgw.server.deploy import Deploy, Outlook
+from llmgw.server.events import KEPT as EVENTS_KEPT
 from llmgw.server.fleet import Fleet
 from llmgw.server.state import State
 from llmgw.system.clock import Clock
@@ -39,8 +40,11 @@ _KEY_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
 _LOG_LINES = 200
 _LOG_LINES_MAX = 10_000
 _ASK_S = 10.0
+_EVENTS_WAIT_S = 20
+_REPLICAS_MAX = 10_000
 _STATUSES = (
     ("name-taken", 409),
+    ("join-refused", 409),
     ("not-found", 404),
     ("node-away", 503),
     ("body-too-large", 413),
@@ -75,8 +79,12 @@ class Admin:
             ("GET", "/status", self._status),
             ("GET", "/nodes", self._nodes),
             ("GET", "/nodes/{node_id}", self._node),
+            ("POST", "/nodes/{node_id}/drain", self._drain),
+            ("POST", "/nodes/{node_id}/undrain", self._undrain),
+            ("GET", "/events", self._events),
             ("GET", "/engines", self._engines),
             ("GET", "/profiles", self._profiles),
+            ("POST", "/profiles/{name:path}/scale", self._scale),
             ("GET", "/profiles/{name:path}", self._profile),
             ("PUT", "/profiles/{name:path}", self._put_profile),
             ("DELETE", "/profiles/{name:path}", self._delete_profile),
@@ -124,14 +132,40 @@ class Admin:
         )
 
     async def _nodes(self, _: Request) -> Response:
-        return JSONResponse({"nodes": [answers.node(view) for view in self._parts.fleet.views()]})
+        assigned = self._seen().assignments
+        return JSONResponse({"nodes": [answers.node(view, assigned) for view in self._parts.fleet.views()]})
 
     async def _node(self, request: Request) -> Response:
         node_id = request.path_params["node_id"]
         for view in self._parts.fleet.views():
             if view.node_id == node_id:
-                return JSONResponse(answers.node(view))
-        raise _missing("node", node_id, "`llmgw ctl nodes` lists all that ever connected")
+                return JSONResponse(answers.node(view, self._seen().assignments))
+        raise _no_node(node_id)
+
+    async def _drain(self, request: Request) -> Response:
+        return await self._set_draining(request.path_params["node_id"], True)
+
+    async def _undrain(self, request: Request) -> Response:
+        return await self._set_draining(request.path_params["node_id"], False)
+
+    async def _set_draining(self, node_id: str, draining: bool) -> Response:
+        if not await run_in_threadpool(self._parts.deploy.drain, node_id, draining):
+            raise _no_node(node_id)
+        await run_in_threadpool(self._parts.deploy.settle)
+        assigned = self._seen().assignments
+        words = next((drain_words(view, assigned) for view in self._seen().nodes if view.node_id == node_id), "")
+        return JSONResponse({"node_id": node_id, "draining": draining, "words": words or "takes replicas"})
+
+    async def _events(self, request: Request) -> Response:
+        after = _number(request, "after", 0, 0, 1 << 53)
+        limit = _number(request, "limit", EVENTS_KEPT, 1, EVENTS_KEPT)
+        wait_s = _number(request, "wait", 0, 0, _EVENTS_WAIT_S)
+        events = self._parts.deploy.events
+        if wait_s:
+            found = (await run_in_threadpool(events.wait, after, float(wait_s)))[-limit:]
+        else:
+            found = events.since(after, limit)
+        return JSONResponse({"events": [answers.event(item) for item in found]})
 
     async def _engines(self, _: Request) -> Response:
         wanted = to_full_json(self._parts.deploy.engines)
@@ -150,6 +184,17 @@ class Admin:
         await run_in_threadpool(self._parts.deploy.settle)
         return JSONResponse({"changed": changed, "profile": profile_to_json(profile)})
 
+    async def _scale(self, request: Request) -> Response:
+        name, body = request.path_params["name"], await _body(request)
+        replicas = body.get("replicas") if isinstance(body, dict) else None
+        if type(replicas) is not int or not 0 <= replicas <= _REPLICAS_MAX:
+            raise UsageError(f"`replicas` must be a number from 0 to {_REPLICAS_MAX}")
+        profile = await run_in_threadpool(self._parts.deploy.scale, name, replicas)
+        if profile is None:
+            raise _missing("profile", name, "`llmgw ctl profiles` lists them")
+        await run_in_threadpool(self._parts.deploy.settle)
+        return JSONResponse(answers.profile(self._standing(profile.name)))
+
     async def _delete_profile(self, request: Request) -> Response:
         name = request.path_params["name"]
         if not await run_in_threadpool(self._parts.deploy.delete, name):
@@ -165,9 +210,7 @@ class Admin:
 
     async def _logs(self, request: Request) -> Response:
         replica_id = request.path_params["replica_id"]
-        text = request.query_params.get("lines", str(_LOG_LINES))
-        if not (text.isascii() and text.isdigit() and 0 < int(text) <= _LOG_LINES_MAX):
-            raise UsageError(f"`lines` must be a number from 1 to {_LOG_LINES_MAX}")
+        text = str(_number(request, "lines", _LOG_LINES, 1, _LOG_LINES_MAX))
         node_id = self._where(replica_id)
         asked = {"replica_id": replica_id, "lines": text}
         result = await run_in_threadpool(self._parts.fleet.ask, node_id, "logs", asked, _ASK_S)
@@ -235,6 +278,17 @@ def _status_of(error: LlmgwError) -> int:
     if isinstance(error, (LinkError, ApiError)):
         return 502
     return 500
+
+
+def _number(request: Request, name: str, default: int, lowest: int, highest: int) -> int:
+    text = request.query_params.get(name, str(default))
+    if not (text.isascii() and text.isdigit() and len(text) < 20 and lowest <= int(text) <= highest):
+        raise UsageError(f"`{name}` must be a number from {lowest} to {highest}")
+    return int(text)
+
+
+def _no_node(node_id: str) -> LlmgwError:
+    return _missing("node", node_id, "`llmgw ctl nodes` lists all that ever connected")
 
 
 def _missing(kind: str, name: str, hint: str) -> LlmgwError:

@@ -10,14 +10,16 @@ from llmgw.domain.ids import replica_id
 from llmgw.domain.placement import Refusal
 from llmgw.domain.replicas import ReplicaState, ReplicaStatus
 from llmgw.domain.report import NodeView
-from llmgw.domain.standing import Standing
+from llmgw.domain.rollout import Assignment
+from llmgw.domain.standing import Standing, drain_words
 from llmgw.server.deploy import Outlook
+from llmgw.server.events import Event
 from llmgw.server.state import StoredKey
 from llmgw.wire.shapes import to_full_json
 
 
-def node(view: NodeView) -> dict[str, Any]:
-    """One node: everything it said, and how fresh that is."""
+def node(view: NodeView, assignments: Iterable[Assignment] = ()) -> dict[str, Any]:
+    """One node: everything it said, how fresh that is, and how far its draining."""
     report = view.report
     return {
         "node_id": view.node_id,
@@ -26,6 +28,8 @@ def node(view: NodeView) -> dict[str, Any]:
         "version": view.version,
         "last_seen": view.last_seen,
         "draining": view.draining,
+        "drain_words": drain_words(view, assignments),
+        "certificate": to_full_json(view.certificate),
         "probed_at": report.probed_at if report is not None else None,
         "facts": to_full_json(view.facts),
         "readings": to_full_json(report.readings) if report is not None else None,
@@ -106,6 +110,11 @@ def key(stored: StoredKey) -> dict[str, Any]:
     return {"name": stored.key.name, "models": list(stored.key.models), "created": stored.created}
 
 
+def event(value: Event) -> dict[str, Any]:
+    """One thing that happened."""
+    return {"seq": value.seq, "at": value.at, "kind": value.kind, "subject": value.subject, "words": value.words}
+
+
 def presences(views: Iterable[NodeView]) -> Mapping[str, int]:
     """How many nodes are how fresh."""
     counts: dict[str, int] = {}
@@ -119,14 +128,14 @@ def _replica(node_id: str | None, presence: str | None, status: ReplicaStatus) -
 
 
 def _unplaced(standing: Standing) -> list[dict[str, Any]]:
-    placed = {item.assignment.index for item in standing.replicas}
+    placed = [item.assignment.index for item in standing.replicas]
     words = standing.refusal.words if standing.refusal is not None else "not placed yet"
     wanted = standing.profile
     rows = []
-    for index in range(wanted.replicas):
-        if index not in placed:
-            status = ReplicaStatus(
-                replica_id(wanted.name, index), 0, wanted.name, ReplicaState.PENDING, words, 0.0, engine=wanted.engine
-            )
-            rows.append(_replica(None, None, status) | {"since": None, "epoch": None})
+    free = [index for index in range(wanted.replicas + len(placed)) if index not in placed]
+    for index in free[: max(0, wanted.replicas - len(placed))]:
+        status = ReplicaStatus(
+            replica_id(wanted.name, index), 0, wanted.name, ReplicaState.PENDING, words, 0.0, engine=wanted.engine
+        )
+        rows.append(_replica(None, None, status) | {"since": None, "epoch": None})
     return rows

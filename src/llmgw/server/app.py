@@ -7,22 +7,30 @@ import logging
 import signal
 import socket
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 if TYPE_CHECKING:
-    from llmgw.domain.engines import Capabilities
-    from llmgw.server.deploy import Deploy
+    from llmgw.domain.engines import EngineSpec, Origin, Release
+    from llmgw.providers.base import Provider
+    from llmgw.server.assets import Assets
+    from llmgw.server.control import Control
+    from llmgw.server.deploy import Deploy, HandOn
+    from llmgw.server.releases import ReleaseBook
+    from llmgw.server.join import Registrar
     from llmgw.server.settings import ServerSettings
+    from llmgw.server.state import State
     from llmgw.server.workers import Workers
+    from llmgw.system.clock import Clock
     from llmgw.system.commands import Daemon
 
 log = logging.getLogger("llmgw.server")
 
 DRAIN_S = 30.0
+_FILES_WANTED = 4096
 SURVIVORS_S = 2.5
 INTERVAL_S = 5.0
 
@@ -53,12 +61,26 @@ def run(settings: ServerSettings) -> None:
     log_to_stderr()
     for words in settings.warnings:
         log.warning("%s", words)
+    _raise_open_files()
     signals = _Signals()
     with contextlib.ExitStack() as stack:
         deploy = _start(settings, stack)
         while signals.wait():
             _apply_files(settings, deploy)
         log.info("stopping: gateways finish their answers first")
+
+
+def _raise_open_files() -> None:
+    """Allow this process as many open files as the machine lets it have: each agent takes one."""
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    except (OSError, ValueError) as error:
+        log.warning("only %d files may be open at once, and that cannot be raised to %d: %s", soft, hard, error)
+    if hard < _FILES_WANTED:
+        log.warning("at most %d files may be open at once, which bounds the agents: set `LimitNOFILE`", hard)
 
 
 class _Signals:
@@ -91,10 +113,13 @@ class _Signals:
 def _start(settings: ServerSettings, stack: contextlib.ExitStack) -> Deploy:
     """Make every part, in the order of who needs whom; `stack` ends them in reverse."""
     from llmgw.server.admin import Parts
+    from llmgw.server.asset_routes import AssetDoors
     from llmgw.server.auth import Gate, Sessions, load_token
     from llmgw.server.control import Control
     from llmgw.server.deploy import Deploy
+    from llmgw.server.events import Events
     from llmgw.server.fleet import Fleet
+    from llmgw.server.join_routes import JoinDoor
     from llmgw.server.listener import Listener
     from llmgw.server.state import open_state
     from llmgw.server.web import Web, make_app
@@ -108,6 +133,8 @@ def _start(settings: ServerSettings, stack: contextlib.ExitStack) -> Deploy:
     stack.callback(state.close)
     token = load_token(Path(http.admin_token_file))
 
+    events = Events(clock, state.events())
+    events.record("server", "", f"started: epoch {state.epoch}")
     fleet_changed, gateways_changed = threading.Event(), threading.Event()
     fleet = Fleet(
         clock,
@@ -115,18 +142,24 @@ def _start(settings: ServerSettings, stack: contextlib.ExitStack) -> Deploy:
         lost_after=settings.scheduling.lost_after,
         on_change=fleet_changed.set,
         on_new=lambda node_id: state.add_node(node_id, clock.now()),
+        draining=state.draining(),
+        tell=lambda node_id, words: events.record("node", node_id, words),
     )
     control = Control(settings.state_dir / "control.sock", gateways_changed.set)
+    providers = _providers()
+    book, assets = _hand_on(settings, state, providers, stack, fleet_changed.set)
     deploy = Deploy(
         state,
         fleet,
         clock,
         settings.engine_specs,
-        _capabilities(),
+        {name: provider.capabilities for name, provider in providers.items()},
         mass_loss_fraction=settings.scheduling.mass_loss_fraction,
         keys_required=settings.keys_required,
         publish=control.publish,
         wake=fleet_changed,
+        hand_on=_handing_on(settings, control, book),
+        events=events,
     )
     workers = Workers(
         control,
@@ -149,7 +182,9 @@ def _start(settings: ServerSettings, stack: contextlib.ExitStack) -> Deploy:
         secure=http.tls is not None,
     )
     parts = Parts(state, fleet, deploy, control, clock, clock.now())
-    web = Web(settings.state_dir / "admin.sock", lambda stopping: make_app(parts, gate, stopping))
+    registrar = _registrar(settings, state, clock)
+    doors = [*AssetDoors(book, assets).routes(), *JoinDoor(registrar, lambda: listener.port).routes()]
+    web = Web(settings.state_dir / "admin.sock", lambda stopping: make_app(parts, gate, stopping, doors))
     web.start()
     stack.callback(web.stop)
 
@@ -166,6 +201,7 @@ def _start(settings: ServerSettings, stack: contextlib.ExitStack) -> Deploy:
         epoch=state.epoch,
         heartbeat_interval_s=INTERVAL_S,
         tls=TlsFiles(tls.ca, tls.cert, tls.key, tls.crl) if tls else None,
+        registrar=registrar,
     )
     listener.start()
     stack.callback(listener.stop)
@@ -173,6 +209,29 @@ def _start(settings: ServerSettings, stack: contextlib.ExitStack) -> Deploy:
     stack.callback(workers.stop, DRAIN_S)
     log.info("agents dial %s:%d; epoch %d", settings.agents.listen.host, listener.port, state.epoch)
     return deploy
+
+
+def _registrar(settings: ServerSettings, state: State, clock: Clock) -> Registrar | None:
+    """Who signs certificates for nodes; None without TLS.
+
+    Raises:
+        PkiError: `agents.tls.ca_key` cannot be used.
+    """
+    from llmgw.server.join import Registrar, check_registrar
+
+    tls = settings.agents.tls
+    if tls is None:
+        return None
+    registrar = Registrar(
+        state,
+        clock,
+        bundle=Path(tls.ca),
+        key=Path(tls.ca_key) if tls.ca_key else None,
+        cert=Path(tls.cert),
+        node_life_s=tls.node_life_s,
+    )
+    check_registrar(registrar)
+    return registrar
 
 
 def _take_address(settings: ServerSettings, workers: Workers) -> None:
@@ -194,14 +253,67 @@ def _take_address(settings: ServerSettings, workers: Workers) -> None:
         log.info("%d gateways of an earlier server go on", len(survivors))
 
 
-def _capabilities() -> Mapping[str, Capabilities]:
-    """What each provider's engine can do; a provider that does not load is told in the log and left out."""
+def _providers() -> Mapping[str, Provider]:
+    """The providers by name; one that does not load is told in the log and left out."""
     from llmgw.providers import registry
 
     loaded = registry.load()
     for problem in loaded.problems:
         log.warning("%s", problem.words())
-    return {name: provider.capabilities for name, provider in loaded.providers.items()}
+    return loaded.providers
+
+
+def _hand_on(
+    settings: ServerSettings,
+    state: State,
+    providers: Mapping[str, Provider],
+    stack: contextlib.ExitStack,
+    changed: Callable[[], None],
+) -> tuple[ReleaseBook, Assets]:
+    """What asks for releases and keeps their archives, started; `stack` ends them."""
+    from llmgw.errors import ProviderError
+    from llmgw.server.assets import Assets
+    from llmgw.server.releases import ReleaseBook
+    from llmgw.sources import fetch_asset, make_source
+    from llmgw.system.clock import RealClock
+    from llmgw.system.http import Http
+
+    http = stack.enter_context(Http())
+
+    def origin(engine: str, version: str) -> Origin:
+        if engine not in providers:
+            raise ProviderError(f"this server has no provider `{engine}`")
+        return providers[engine].origin(version)
+
+    def fetch(asset: Any, dest_dir: Path, *, progress: Any, stop: threading.Event) -> Path:
+        return fetch_asset(asset, dest_dir, http, progress=progress, stop=stop)
+
+    clock = RealClock()
+    book = ReleaseBook(state, origin, lambda text: make_source(text, http), clock, changed)
+    directory = settings.state_dir / "assets"
+    limit = settings.assets_limit_bytes
+    assets = Assets(directory, fetch, clock, limit_bytes=limit, imported=book.imported_digests)
+    book.releases(settings.engine_specs)  # asked for before the first node wants it
+    book.start()
+    stack.callback(book.stop)
+    stack.callback(assets.stop)
+    return book, assets
+
+
+def _handing_on(settings: ServerSettings, control: Control, book: ReleaseBook) -> HandOn:
+    """What a node is told of its engines' releases, and the address gateways serve their archives at."""
+    listen = settings.http.listen
+    scheme = "https" if settings.http.tls is not None else "http"
+
+    def hand_on(specs: Sequence[EngineSpec]) -> tuple[tuple[Release, ...], str]:
+        releases = book.releases(specs)
+        if not releases:
+            return (), ""
+        port = listen.port or next((int(each.listen.rpartition(":")[2]) for each in control.gateways()), 0)
+        host = "*" if listen.host in ("0.0.0.0", "::") else f"[{listen.host}]" if ":" in listen.host else listen.host  # noqa: S104
+        return releases, f"{scheme}://{host}:{port}"
+
+    return hand_on
 
 
 def _apply_files(settings: ServerSettings, deploy: Deploy) -> None:

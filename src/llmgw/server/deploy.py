@@ -14,23 +14,31 @@ from attrs import evolve, field, frozen
 
 from llmgw.domain.engines import Capabilities, EngineSpec
 from llmgw.domain.ids import replica_id
-from llmgw.domain.placement import label_words
 from llmgw.domain.profiles import Profile
 from llmgw.domain.replicas import ReplicaSpec
-from llmgw.domain.report import Desired, NodeView
+from llmgw.domain.report import NodeView, Presence
 from llmgw.domain.rollout import Assignment, Plan, Start, moves_held, plan
 from llmgw.domain.routing import RouteKey, RouteModel, RouteTable
 from llmgw.domain.standing import Standing, judge, route
 from llmgw.errors import LlmgwError, UsageError
-from llmgw.server.fleet import AgentHandle, Fleet
-from llmgw.server.state import State, StoredProfile
+from llmgw.server.chronicle import Chronicle
+from llmgw.server.events import KEPT as EVENTS_KEPT
+from llmgw.server.events import Events
+from llmgw.server.fleet import Fleet
+from llmgw.server.state import State, StoredKey, StoredProfile
+from llmgw.server.telling import HandOn, Teller
 from llmgw.system.clock import Clock
+from llmgw.units import format_duration
 
 log = logging.getLogger(__name__)
 
+__all__ = ["Deploy", "HandOn", "Outlook"]
+
 TICK_S = 1.0
 _GRACE_BEATS_S = 15.0
-_STALL_S = 5.0
+_STALL_S = 3.0
+_LONGEST_PAUSE_S = 2.0
+_READINGS_SHARE = 0.05
 
 
 @frozen
@@ -40,6 +48,7 @@ class Outlook:
     nodes: tuple[NodeView, ...] = ()
     standings: tuple[Standing, ...] = ()
     routes: RouteTable = field(factory=lambda: RouteTable(0, ()))
+    assignments: tuple[Assignment, ...] = ()
 
 
 class Deploy:
@@ -52,6 +61,8 @@ class Deploy:
         keys_required: clients need an API key.
         publish: called with a new route table whenever it differs from the last.
         wake: set by whoever knows of a change that may matter.
+        hand_on: engines of a node -> what it is told of their releases, and where their archives are served.
+        events: where what happens is told; without it nobody is told.
     """
 
     def __init__(
@@ -66,6 +77,8 @@ class Deploy:
         keys_required: bool,
         publish: Callable[[RouteTable], None],
         wake: threading.Event,
+        hand_on: HandOn = lambda _: ((), ""),
+        events: Events | None = None,
     ) -> None:
         self._state = state
         self._fleet = fleet
@@ -77,21 +90,31 @@ class Deploy:
         self._keys_required = keys_required
         self._publish = publish
         self._assignments = {item.spec.replica_id: item for item in state.assignments()}
-        self._sent: dict[str, tuple[AgentHandle, Desired]] = {}
-        self._generation = 0
+        self._rollbacks = {item.profile: item for item in state.rollbacks()}
+        self._events = events or Events(clock)
+        self._chronicle = Chronicle(self._events)
+        self._teller = Teller(self._engines, state.epoch, hand_on)
         self._outlook = Outlook()
         self._wake = wake
         self._stopping = False
         self._passes = threading.Condition()
         self._begun = self._done = 0
         self._thread = threading.Thread(target=self._run, name="reconcile", daemon=True)
-        self._last_pass = clock.monotonic()
-        self._grace_until = clock.monotonic() + _GRACE_BEATS_S
+        now = clock.monotonic()
+        self._last_pass, self._slack_s, self._replan_at = now, 0.0, 0.0
+        self._grace_until, self._grace_words = now + _GRACE_BEATS_S, "has just started and waits for its nodes"
+        self._inputs: tuple[object, ...] = ()
+        self._restless = True
 
     @property
     def engines(self) -> tuple[EngineSpec, ...]:
         """The engines nodes are told to have."""
         return tuple(self._engines.values())
+
+    @property
+    def events(self) -> Events:
+        """What happened lately."""
+        return self._events
 
     def outlook(self) -> Outlook:
         """The result of the last pass."""
@@ -140,43 +163,82 @@ class Deploy:
         changed = self._state.put_profile(profile, self._clock.now())
         if changed:
             log.info("profile %s applied", profile.name)
+            replicas = f"{profile.replicas} replica{'s' if profile.replicas != 1 else ''}"
+            self._events.record("profile", profile.name, f"applied: {replicas} on {profile.engine}")
             self.poke()
         return changed
+
+    def scale(self, name: str, replicas: int) -> Profile | None:
+        """Change how many replicas a profile has; None when there is no such profile (or alias)."""
+        for stored in self._state.profiles():
+            if name in (stored.profile.name, *stored.profile.aliases):
+                profile = evolve(stored.profile, replicas=replicas)
+                self.apply(profile)
+                return profile
+        return None
+
+    def drain(self, node_id: str, draining: bool) -> bool:
+        """Empty a node, or let it take replicas again; kept over restarts. False when there is no such node."""
+        if not self._fleet.knows(node_id):
+            return False
+        self._state.set_draining(node_id, self._clock.now() if draining else None)
+        self._fleet.set_draining(node_id, draining)
+        words = "is being drained: its replicas go elsewhere" if draining else "takes replicas again"
+        log.info("node %s %s", node_id, words)
+        self._events.record("node", node_id, words)
+        return True
 
     def delete(self, name: str) -> bool:
         """Forget a profile and stop its replicas; False when there was none."""
         deleted = self._state.delete_profile(name)
         if deleted:
             log.info("profile %s deleted", name)
+            self._events.record("profile", name, "deleted")
             self.poke()
         return deleted
 
-    def pass_once(self) -> Outlook:
-        """One full pass: plan, keep, tell nodes, publish routes. Only the owner thread, or a test, calls it."""
-        now = self._clock.monotonic()
-        if now - self._last_pass > _STALL_S:
-            log.warning("this server stood still for %.0f s: no replica is moved for a while", now - self._last_pass)
-            self._grace_until = now + _GRACE_BEATS_S
-        self._last_pass = now
+    def pass_once(self, *, woken: bool = True) -> Outlook:
+        """One pass: plan, keep, tell nodes, publish routes. Only the owner thread, or a test, calls it.
+
+        Args:
+            woken: False when only time has passed: then a pass in which nothing can have changed ends early.
+        """
+        began = self._watch_stall()
         fleet = self._fleet.views()
-        stored = self._state.profiles()
+        stored, keys = self._state.profiles(), self._state.client_keys()
+        held = self._held(fleet, began)
+        inputs = (self._fleet.revision, held, id(stored), id(keys))
+        pending = any(item.refusal is not None for item in self._outlook.standings) and began >= self._replan_at
+        if not (woken or self._restless or pending or inputs != self._inputs):
+            self._outlook = evolve(self._outlook, nodes=fleet)
+            return self._outlook
         profiles = [item.profile for item in stored]
-        decided = self._plan(profiles, fleet, now)
+        decided = self._plan(profiles, fleet, held)
         self._carry_out(decided)
-        self._tell(fleet)
+        assigned = tuple(self._assignments.values())
+        told = self._teller.tell(fleet, self._fleet.agents(), assigned, self._rollbacks.values())
         by_id = {node.node_id: node for node in fleet}
-        standings = tuple(self._standing(item, by_id, decided) for item in profiles)
+        standings = self._standings(profiles, by_id, decided)
         self._remember_endpoints(standings)
-        self._outlook = Outlook(fleet, standings, self._routes(standings, stored))
+        self._outlook = Outlook(fleet, standings, self._routes(standings, stored, keys), assigned)
+        self._chronicle.observe(fleet, standings, assigned, held if began >= self._grace_until else "")
+        self._keep_events()
+        away = (by_id.get(item.node_id) for item in assigned)
+        self._restless = not told or any(node is None or node.presence is not Presence.CONNECTED for node in away)
+        self._inputs = inputs
+        took = self._clock.monotonic() - began
+        self._slack_s = min(_LONGEST_PAUSE_S, 2 * took)
+        self._replan_at = began + took / _READINGS_SHARE
         return self._outlook
 
     def _run(self) -> None:
+        woken = True
         while not self._stopping:
             self._wake.clear()
             with self._passes:
                 self._begun += 1
             try:
-                self.pass_once()
+                self.pass_once(woken=woken)
             except LlmgwError as error:
                 log.error("cannot reconcile: %s", error.words())
             except Exception:
@@ -184,16 +246,41 @@ class Deploy:
             with self._passes:
                 self._done = self._begun
                 self._passes.notify_all()
-            self._clock.wait(self._wake, TICK_S)
+                # a storm of changes is taken in by few passes: two thirds of the time go to those who bring them
+                self._passes.wait_for(lambda: self._stopping, self._slack_s)
+            woken = self._clock.wait(self._wake, TICK_S)
+        self._keep_events()
 
-    def _plan(self, profiles: Sequence[Profile], fleet: Sequence[NodeView], now: float) -> Plan:
+    def _watch_stall(self) -> float:
+        """Notice when this process itself stood still: nobody else can be blamed for that silence."""
+        now = self._clock.monotonic()
+        gap = now - self._last_pass - self._slack_s
+        if gap > _STALL_S:
+            words = f"stood still for {format_duration(gap)}: no replica is moved for a while"
+            log.warning("this server %s", words)
+            self._events.record("server", "", words)
+            self._fleet.stood_still()
+            self._grace_until, self._grace_words = now + _GRACE_BEATS_S, f"has just stood still for {gap:.0f} s"
+        self._last_pass = now
+        return now
+
+    def _held(self, fleet: Sequence[NodeView], now: float) -> str:
+        held = moves_held(fleet, self._assignments.values(), self._fraction)
+        return held or (f"this server {self._grace_words}" if now < self._grace_until else "")
+
+    def _plan(self, profiles: Sequence[Profile], fleet: Sequence[NodeView], held: str) -> Plan:
         assigned = tuple(self._assignments.values())
-        held = moves_held(fleet, assigned, self._fraction)
-        if now < self._grace_until:
-            held = held or "this server has just started and waits for its nodes"
-        return plan(profiles, self._engines, fleet, assigned, held=held, formats=self._formats)
+        return plan(
+            profiles, self._engines, fleet, assigned, held=held, formats=self._formats, rollbacks=self._rollbacks
+        )
 
     def _carry_out(self, decided: Plan) -> None:
+        if decided.rollbacks:
+            self._state.put_rollbacks(decided.rollbacks)
+            self._rollbacks |= {item.profile: item for item in decided.rollbacks}
+            for back in decided.rollbacks:
+                log.error("%s", back.words)
+                self._events.record("profile", back.profile, back.words)
         if not decided.starts and not decided.stops:
             return
         first = self._state.next_epoch(len(decided.starts)) if decided.starts else 0
@@ -202,18 +289,14 @@ class Deploy:
         self._state.reassign(made, stops)
         for stop in decided.stops:
             self._assignments.pop(stop.assignment.spec.replica_id, None)
-            log.info(
-                "replica %s leaves node %s: %s", stop.assignment.spec.replica_id, stop.assignment.node_id, stop.words
-            )
+            self._say_replica(stop.assignment, f"leaves node {stop.assignment.node_id}: {stop.words}")
         for start, item in zip(decided.starts, made, strict=True):
             self._assignments[item.spec.replica_id] = item
-            log.info(
-                "replica %s goes to node %s, epoch %d: %s",
-                item.spec.replica_id,
-                item.node_id,
-                item.spec.epoch,
-                start.words,
-            )
+            self._say_replica(item, f"goes to node {item.node_id}, epoch {item.spec.epoch}: {start.words}")
+
+    def _say_replica(self, item: Assignment, words: str) -> None:
+        log.info("replica %s %s", item.spec.replica_id, words)
+        self._events.record("replica", item.spec.replica_id, words)
 
     def _assignment(self, start: Start, epoch: int) -> Assignment:
         profile = start.profile
@@ -234,34 +317,29 @@ class Deploy:
             api_key=secrets.token_urlsafe(32),
             digest=start.digest,
         )
-        return Assignment(start.index, start.placement.node_id, spec, start.placement.memory_bytes)
+        placed = start.placement
+        return Assignment(start.index, placed.node_id, spec, placed.memory_bytes, before=start.before)
 
-    def _tell(self, fleet: Sequence[NodeView]) -> None:
-        """Send each connected agent its full desired set, when it differs from what this connection was sent last."""
-        agents = self._fleet.agents()
-        self._sent = {node_id: sent for node_id, sent in self._sent.items() if node_id in agents}
-        for node in fleet:
-            agent = agents.get(node.node_id)
-            if agent is None:
-                continue
-            engines = tuple(spec for spec in self._engines.values() if not label_words(spec.node_selector, node))
-            mine = (item for _, item in sorted(self._assignments.items()) if item.node_id == node.node_id)
-            replicas = tuple(item.spec for item in mine)
-            sent = self._sent.get(node.node_id)
-            if sent is not None and sent[0] is agent and (sent[1].engines, sent[1].replicas) == (engines, replicas):
-                continue
-            self._generation += 1
-            desired = Desired(self._generation, self._state.epoch, engines, replicas)
-            try:
-                agent.send_desired(desired)
-            except LlmgwError as error:
-                log.warning("cannot tell node %s what to run: %s", node.node_id, error.words())
-                continue
-            self._sent[node.node_id] = (agent, desired)
+    def _standings(
+        self, profiles: Sequence[Profile], fleet: Mapping[str, NodeView], decided: Plan
+    ) -> tuple[Standing, ...]:
+        mine: dict[str, list[Assignment]] = {}
+        for item in self._assignments.values():
+            mine.setdefault(item.spec.profile, []).append(item)
+        refusals, notes = decided.refusals, decided.notes
+        return tuple(
+            judge(each, mine.get(each.name, ()), fleet, refusals.get(each.name), notes.get(each.name, ""))
+            for each in profiles
+        )
 
-    def _standing(self, profile: Profile, fleet: Mapping[str, NodeView], decided: Plan) -> Standing:
-        mine = [item for item in self._assignments.values() if item.spec.profile == profile.name]
-        return judge(profile, mine, fleet, decided.refusals.get(profile.name), decided.notes.get(profile.name, ""))
+    def _keep_events(self) -> None:
+        made = self._events.unsaved()
+        if not made:
+            return
+        try:
+            self._state.add_events(made, EVENTS_KEPT)
+        except LlmgwError as error:
+            log.error("the last %d events are not kept: %s", len(made), error.words())
 
     def _remember_endpoints(self, standings: Sequence[Standing]) -> None:
         """Keep where replicas serve, so that the next server can route before its nodes have come back to it."""
@@ -276,10 +354,12 @@ class Deploy:
             self._state.reassign(changed, ())
             self._assignments.update({item.spec.replica_id: item for item in changed})
 
-    def _routes(self, standings: Sequence[Standing], stored: Sequence[StoredProfile]) -> RouteTable:
+    def _routes(
+        self, standings: Sequence[Standing], stored: Sequence[StoredProfile], kept: Sequence[StoredKey]
+    ) -> RouteTable:
         created = {item.profile.name: int(item.created) for item in stored}
         models = tuple(self._model(item, created.get(item.profile.name, 0)) for item in standings)
-        keys: tuple[RouteKey, ...] = tuple(item.key for item in self._state.client_keys())
+        keys: tuple[RouteKey, ...] = tuple(item.key for item in kept)
         last = self._outlook.routes
         if last.seq and (last.models, last.keys) == (models, keys):
             return last

@@ -1,4 +1,4 @@
-"""What must survive the server: profiles, replica assignments, known nodes, client keys, and the fencing epoch.
+"""What must survive the server: profiles, replica assignments, nodes, client keys, the last events, the fencing epoch.
 
 One SQLite file (WAL, synchronous=FULL, mode 0600) and a lock beside it. Heartbeats never come here.
 """
@@ -17,11 +17,13 @@ from typing import Any
 
 from attrs import evolve, frozen
 
+from llmgw.domain.engines import Asset
 from llmgw.domain.profiles import Profile
 from llmgw.domain.replicas import ReplicaSpec
-from llmgw.domain.rollout import Assignment
+from llmgw.domain.rollout import Assignment, Rollback
 from llmgw.domain.routing import RouteKey
 from llmgw.errors import FileError, LlmgwError, LockHeld, StateError
+from llmgw.server.events import Event
 from llmgw.system.files import lock, make_dir
 from llmgw.wire.shapes import from_json, to_json
 
@@ -35,6 +37,24 @@ MIGRATIONS: tuple[str, ...] = (
     ) STRICT;
     CREATE TABLE nodes (node_id TEXT PRIMARY KEY, first_seen REAL NOT NULL) STRICT;
     CREATE TABLE keys (name TEXT PRIMARY KEY, sha256 TEXT NOT NULL UNIQUE, models TEXT NOT NULL, created REAL NOT NULL)
+        STRICT;
+    """,
+    """
+    CREATE TABLE releases (
+        engine TEXT NOT NULL, version TEXT NOT NULL, body TEXT NOT NULL, resolved REAL NOT NULL,
+        imported INTEGER NOT NULL, PRIMARY KEY (engine, version)
+    ) STRICT;
+    """,
+    """
+    ALTER TABLE nodes ADD COLUMN draining REAL;
+    ALTER TABLE assignments ADD COLUMN before TEXT NOT NULL DEFAULT '';
+    CREATE TABLE rollbacks (profile TEXT PRIMARY KEY, body TEXT NOT NULL) STRICT;
+    CREATE TABLE events (
+        seq INTEGER PRIMARY KEY, at REAL NOT NULL, kind TEXT NOT NULL, subject TEXT NOT NULL, words TEXT NOT NULL
+    ) STRICT;
+    """,
+    """
+    CREATE TABLE join_tokens (sha256 TEXT PRIMARY KEY, node_id TEXT, expires REAL NOT NULL, created REAL NOT NULL)
         STRICT;
     """,
 )
@@ -57,6 +77,17 @@ class StoredKey:
 
     key: RouteKey
     created: float
+
+
+@frozen
+class StoredRelease:
+    """The files of one version of an engine, digests pinned; when its sources, or an import, last said so."""
+
+    engine: str
+    version: str
+    assets: tuple[Asset, ...]
+    resolved: float
+    imported: bool = False
 
 
 class State:
@@ -112,17 +143,19 @@ class State:
         """Forget a profile; False when there was none."""
         with self._write(f"delete profile `{name}`") as db:
             self._profiles = None
+            db.execute("DELETE FROM rollbacks WHERE profile = ?", (name,))
             return db.execute("DELETE FROM profiles WHERE name = ?", (name,)).rowcount > 0
 
     def assignments(self) -> tuple[Assignment, ...]:
         """Which replica was given to which node."""
         with self._lock:
             rows = self._read(
-                "SELECT idx, node_id, memory_bytes, host, port, api_key, spec FROM assignments ORDER BY replica_id"
+                "SELECT idx, node_id, memory_bytes, host, port, before, api_key, spec FROM assignments "
+                "ORDER BY replica_id"
             )
         return tuple(
-            Assignment(index, node_id, evolve(self._value(spec, ReplicaSpec), api_key=key), memory_bytes, host, port)
-            for index, node_id, memory_bytes, host, port, key, spec in rows
+            Assignment(index, node_id, evolve(self._value(spec, ReplicaSpec), api_key=key), *more)
+            for index, node_id, *more, key, spec in rows
         )
 
     def reassign(self, starts: Sequence[Assignment], stops: Sequence[str]) -> None:
@@ -131,20 +164,21 @@ class State:
             db.executemany("DELETE FROM assignments WHERE replica_id = ?", [(name,) for name in stops])
             for item in starts:
                 spec = json.dumps(to_json(evolve(item.spec, api_key="")), sort_keys=True)
-                db.execute(
-                    "INSERT OR REPLACE INTO assignments VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                    (
-                        item.spec.replica_id,
-                        item.index,
-                        item.node_id,
-                        item.spec.epoch,
-                        item.memory_bytes,
-                        item.host,
-                        item.port,
-                        item.spec.api_key,
-                        spec,
-                    ),
-                )
+                who = (item.spec.replica_id, item.index, item.node_id, item.spec.epoch)
+                row = (*who, item.memory_bytes, item.host, item.port, item.spec.api_key, spec, item.before)
+                db.execute("INSERT OR REPLACE INTO assignments VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
+
+    def rollbacks(self) -> tuple[Rollback, ...]:
+        """Engine versions that did not become ready, by profile."""
+        with self._lock:
+            rows = self._read("SELECT body FROM rollbacks ORDER BY profile")
+        return tuple(self._value(body, Rollback) for (body,) in rows)
+
+    def put_rollbacks(self, made: Sequence[Rollback]) -> None:
+        """Keep rollbacks, each in place of an older one of its profile."""
+        with self._write("keep which engine version failed") as db:
+            rows = [(item.profile, json.dumps(to_json(item), sort_keys=True)) for item in made]
+            db.executemany("INSERT OR REPLACE INTO rollbacks VALUES (?, ?)", rows)
 
     def next_epoch(self, count: int) -> int:
         """Reserve `count` replica epochs never used before; the first of them."""
@@ -161,7 +195,49 @@ class State:
     def add_node(self, node_id: str, now: float) -> None:
         """Remember a node; once for each node, not for each connection."""
         with self._write(f"remember node {node_id}") as db:
-            db.execute("INSERT OR IGNORE INTO nodes VALUES (?, ?)", (node_id, now))
+            db.execute("INSERT OR IGNORE INTO nodes (node_id, first_seen) VALUES (?, ?)", (node_id, now))
+
+    def draining(self) -> dict[str, float]:
+        """Nodes that are being emptied, and since when (seconds since the epoch)."""
+        with self._lock:
+            return dict(self._read("SELECT node_id, draining FROM nodes WHERE draining IS NOT NULL"))
+
+    def set_draining(self, node_id: str, since: float | None) -> None:
+        """Keep that a node is being emptied, or (None) that it takes replicas again."""
+        with self._write(f"keep whether node {node_id} is draining") as db:
+            db.execute("UPDATE nodes SET draining = ? WHERE node_id = ?", (since, node_id))
+
+    def events(self) -> tuple[Event, ...]:
+        """The last events, oldest first."""
+        with self._lock:
+            rows = self._read("SELECT seq, at, kind, subject, words FROM events ORDER BY seq")
+        return tuple(Event(*row) for row in rows)
+
+    def add_events(self, made: Sequence[Event], keep: int) -> None:
+        """Keep events, and of all the last `keep`."""
+        with self._write("keep events") as db:
+            rows = [(item.seq, item.at, item.kind, item.subject, item.words) for item in made]
+            db.executemany("INSERT OR REPLACE INTO events VALUES (?, ?, ?, ?, ?)", rows)
+            db.execute("DELETE FROM events WHERE seq <= (SELECT max(seq) FROM events) - ?", (keep,))
+
+    def add_join_token(self, sha256: str, node_id: str | None, expires: float, now: float) -> None:
+        """Keep a join token's hash; those that have expired are forgotten."""
+        with self._write("keep a join token") as db:
+            db.execute("DELETE FROM join_tokens WHERE expires <= ?", (now,))
+            db.execute("INSERT INTO join_tokens VALUES (?, ?, ?, ?)", (sha256, node_id, expires, now))
+
+    def join_token(self, sha256: str, now: float) -> tuple[str | None] | None:
+        """The node a token is good for (None: any new one), in a tuple; None when there is no such token any more."""
+        with self._lock, _mapped(self._path, "read"):
+            query = "SELECT node_id FROM join_tokens WHERE sha256 = ? AND expires > ?"
+            row = self._db.execute(query, (sha256, now)).fetchone()
+        return None if row is None else (row[0],)
+
+    def spend_join_token(self, sha256: str, now: float) -> bool:
+        """Take a join token away; true for exactly one of all who try."""
+        with self._write("spend a join token") as db:
+            gone = db.execute("DELETE FROM join_tokens WHERE sha256 = ? AND expires > ?", (sha256, now))
+            return gone.rowcount > 0
 
     def client_keys(self) -> tuple[StoredKey, ...]:
         """The clients' keys by name; from memory once read."""
@@ -186,6 +262,22 @@ class State:
             self._keys = None
             return db.execute("DELETE FROM keys WHERE name = ?", (name,)).rowcount > 0
 
+    def releases(self) -> tuple[StoredRelease, ...]:
+        """Every version whose files were seen."""
+        with self._lock:
+            rows = self._read("SELECT engine, version, body, resolved, imported FROM releases ORDER BY engine, version")
+        return tuple(
+            StoredRelease(engine, version, self._value(body, tuple[Asset, ...]), at, bool(imported))
+            for engine, version, body, at, imported in rows
+        )
+
+    def put_release(self, item: StoredRelease) -> None:
+        """Keep the files of one version."""
+        body = json.dumps(to_json(item.assets), sort_keys=True)
+        with self._write(f"keep the files of {item.engine} {item.version}") as db:
+            row = (item.engine, item.version, body, item.resolved, int(item.imported))
+            db.execute("INSERT OR REPLACE INTO releases VALUES (?, ?, ?, ?, ?)", row)
+
     def _read(self, query: str) -> list[Any]:
         with _mapped(self._path, "read"):
             return self._db.execute(query).fetchall()
@@ -206,7 +298,7 @@ class State:
             return from_json(json.loads(text), kind)
         except (ValueError, LlmgwError) as error:
             raise StateError(
-                f"`{self._path}` holds a broken {kind.__name__}", cause=str(error), hint=_RESTORE
+                f"`{self._path}` holds a broken {getattr(kind, '__name__', kind)}", cause=str(error), hint=_RESTORE
             ) from error
 
 
