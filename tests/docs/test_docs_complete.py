@@ -14,12 +14,12 @@ import pytest
 
 from llmgw import cli
 from llmgw.agent.settings import ENGINE_KEYS, AgentSettings
-from llmgw.config import Seconds, keys_of, load_profile
+from llmgw.config import Bytes, Seconds, keys_of, load_profile
 from llmgw.config.profiles import ProfileFile
 from llmgw.ctl.contextfile import CtlFile
 from llmgw.server import settings as server
 from llmgw.server.settings import EngineEntry, ServerSettings
-from llmgw.units import parse_duration
+from llmgw.units import parse_duration, parse_size
 
 ROOT = Path(__file__).resolve().parents[2]
 SRC = ROOT / "src" / "llmgw"
@@ -84,7 +84,9 @@ def test_every_documented_default_is_the_real_one(title: str) -> None:
         elif isinstance(field.default, int | float):
             written = said.strip("`")
             seconds = Seconds in (field.type, *get_args(field.type))
-            assert (parse_duration(written) if seconds else float(written)) == field.default, path
+            size = Bytes in (field.type, *get_args(field.type))
+            read = parse_duration if seconds else parse_size if size else float
+            assert read(written) == field.default, path
         elif isinstance(field.default, str) and field.default:
             assert said == f"`{field.default}`", path
         else:

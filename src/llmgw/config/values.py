@@ -99,15 +99,15 @@ def parse_server_url(text: str) -> ServerUrl:
 
 
 def check_source(text: str) -> str:
-    """Return `text` when engines can be fetched from it: `github`, `pypi`, `https://…/` or `file:///…`.
+    """Return `text` when engines can be fetched from it: `server`, `github`, `pypi`, `https://…/`, `file:///…`.
 
     Plain `http://` is taken on loopback only: elsewhere anybody on the way could change what is fetched.
 
     Raises:
         ValueError: it is not; with words.
     """
-    choices = "choose `github`, `pypi`, `https://MIRROR/BASE/` or `file:///DIR`"
-    if text in ("github", "pypi"):
+    choices = "choose `server`, `github`, `pypi`, `https://MIRROR/BASE/` or `file:///DIR`"
+    if text in ("server", "github", "pypi"):
         return text
     try:
         parts = urlsplit(text)

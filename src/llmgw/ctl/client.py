@@ -78,27 +78,43 @@ class Client:
         """DELETE; see `get`."""
         return self._ask("DELETE", path, None)
 
+    def put_bytes(self, *path: str, query: str, body: bytes) -> dict[str, Any]:
+        """PUT bytes as they are; see `get`."""
+        url = self._where.server + "/".join([BASE, *(quote(part, safe="") for part in path)])
+        return self._read(self._request("PUT", f"{url}?{query}", {"Accept": "application/json"}, body))
+
+    def piece(self, path: str, first: int, last: int) -> Answer:
+        """GET the bytes `first` to `last`, both included, of a file the server serves; any status is an answer.
+
+        Raises:
+            Unreachable: no answer.
+        """
+        return self._request("GET", self._where.server + path, {"Range": f"bytes={first}-{last}"}, None)
+
+    def failed(self, answer: Answer) -> Exception:
+        """What an error answer says, as an error to raise."""
+        try:
+            said = json.loads(answer.body).get("error")
+        except (ValueError, AttributeError, RecursionError):
+            said = None
+        return self._failed(answer.status, said)
+
     def _ask(self, method: str, path: tuple[str, ...], body: Any, query: str = "") -> dict[str, Any]:
         url = self._where.server + "/".join([BASE, *(quote(part, safe="") for part in path)])
         headers = {"Accept": "application/json"}
-        if self._where.token is not None:
-            headers["Authorization"] = f"Bearer {self._where.token}"
         data = None
         if body is not None:
             data = json.dumps(body).encode()
             headers["Content-Type"] = "application/json"
+        return self._read(self._request(method, url + (f"?{query}" if query else ""), headers, data))
+
+    def _request(self, method: str, url: str, headers: dict[str, str], body: bytes | None) -> Answer:
+        if self._where.token is not None:
+            headers["Authorization"] = f"Bearer {self._where.token}"
         try:
-            answer = self._http.request(
-                method,
-                url + (f"?{query}" if query else ""),
-                headers=headers,
-                body=data,
-                timeout_s=30.0,
-                max_bytes=_LIMIT,
-            )
+            return self._http.request(method, url, headers=headers, body=body, timeout_s=30.0, max_bytes=_LIMIT)
         except HttpError as error:
             raise self._unreachable(error) from error
-        return self._read(answer)
 
     def _unreachable(self, error: HttpError) -> Unreachable:
         where = self._where

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import click
@@ -9,16 +10,54 @@ import click
 from llmgw.ctl.output import Look, listing, output_option, watch_option
 from llmgw.ctl.session import Session, connection
 from llmgw.ctl.tables import Cell, render, shown, state_cell
+from llmgw.ctl.text import escape
 
 
-@click.command()
+@click.group(invoke_without_command=True)
 @output_option
 @watch_option
 @connection
-@click.pass_obj
-def engines(session: Session, output: str, watch: bool) -> None:
+@click.pass_context
+def engines(context: click.Context, output: str, watch: bool) -> None:
     """List engines: the wanted version, and what each node says about its own."""
-    listing(session, output, watch, lambda: session.client().get("engines"), draw)
+    if context.invoked_subcommand is None:
+        session: Session = context.obj
+        listing(session, output, watch, lambda: session.client().get("engines"), draw)
+
+
+@engines.command("export")
+@click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
+@click.option("--engine", metavar="NAME", help="Only this engine's files.")
+@click.option("--version", metavar="VERSION", help="Only this version's files.")
+@click.option("--asset", "globs", multiple=True, metavar="GLOB", help="These files, fetched first when need be.")
+@connection
+@click.pass_obj
+def export(session: Session, file: Path, engine: str | None, version: str | None, globs: tuple[str, ...]) -> None:
+    """Write the archives the server keeps into one bundle FILE with its SHA256SUMS, for a closed network."""
+    from llmgw.ctl import bundle
+
+    client = session.client()
+    listed = client.get("releases").get("releases") or []
+    chosen = bundle.choose(listed, engine, version, globs)
+    bundle.write(file, chosen, client, session.clock, lambda words: click.echo(escape(words), err=True))
+    click.echo(f"{escape(str(file))}: {len(chosen)} files")
+
+
+@engines.command("import")
+@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path, dir_okay=False), metavar="FILE...")
+@click.option("--engine", metavar="NAME", help="For archives that are no bundle: the engine they belong to.")
+@click.option("--version", metavar="VERSION", help="For archives that are no bundle: their version.")
+@connection
+@click.pass_obj
+def import_(session: Session, files: tuple[Path, ...], engine: str | None, version: str | None) -> None:
+    """Give the server bundles made by `export`, or plain archives; agents get them with the source `server`."""
+    from llmgw.ctl import bundle
+
+    client = session.client()
+    for release in bundle.read(files, engine, version):
+        changed = bundle.upload(release, client, lambda words: click.echo(escape(words), err=True))
+        state = "imported" if changed else "was there already"
+        click.echo(f"{escape(release.engine)} {escape(release.version)}: {len(release.files)} files, {state}")
 
 
 def draw(data: dict[str, Any], look: Look) -> list[str]:

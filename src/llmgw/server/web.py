@@ -6,13 +6,14 @@ import asyncio
 import contextlib
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import uvicorn
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 
 from llmgw.errors import LlmgwError, StateError
@@ -24,11 +25,15 @@ from llmgw.server.page.view import build
 _STOP_S = 5.0
 
 
-def make_app(parts: Parts, gate: Gate, stopping: Callable[[], bool]) -> ASGIApp:
-    """The whole application behind the gate."""
+def make_app(parts: Parts, gate: Gate, stopping: Callable[[], bool], further: Sequence[BaseRoute] = ()) -> ASGIApp:
+    """The whole application behind the gate.
+
+    Args:
+        further: doors that are rooms of their own.
+    """
     site = Site(gate, lambda: build(parts.deploy.outlook(), parts.control.gateways()), stopping)
     return Starlette(
-        routes=[*Admin(parts).routes(), *site.routes()],
+        routes=[*further, *Admin(parts).routes(), *site.routes()],
         middleware=[Middleware(Guard, gate=gate)],
         exception_handlers={HTTPException: on_error, LlmgwError: on_error, Exception: on_error},
     )

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 from urllib.parse import urlsplit
 
 from llmgw.domain.engines import Asset, EngineSpec, Origin
 from llmgw.errors import UsageError
 from llmgw.system import http_words
 from llmgw.system.http import Http, is_loopback
+
+if TYPE_CHECKING:
+    from llmgw.sources.server import Releases
 
 
 class Source(Protocol):
@@ -36,10 +39,13 @@ class Source(Protocol):
         ...
 
 
-def make_source(text: str, http: Http, *, env: Mapping[str, str] | None = None) -> Source:
-    """The source that `text` names: `github`, `pypi`, `https://mirror/base/` or `file:///dir`.
+def make_source(
+    text: str, http: Http, *, env: Mapping[str, str] | None = None, releases: Releases | None = None
+) -> Source:
+    """The source that `text` names: `server`, `github`, `pypi`, `https://mirror/base/` or `file:///dir`.
 
     Args:
+        releases: what the server said of its releases; None where there is no server to ask.
         env: looked up for `GITHUB_TOKEN` and `LLMGW_GITHUB_API`; None means the process's own.
 
     Raises:
@@ -48,7 +54,10 @@ def make_source(text: str, http: Http, *, env: Mapping[str, str] | None = None) 
     from llmgw.sources.github import GithubSource
     from llmgw.sources.mirror import FileSource, MirrorSource
     from llmgw.sources.pypi import PypiSource
+    from llmgw.sources.server import ServerSource
 
+    if text == ServerSource.text and releases is not None:
+        return ServerSource(releases)
     if text == "github":
         return GithubSource.from_env(http, os.environ if env is None else env)
     if text == "pypi":
@@ -66,5 +75,5 @@ def make_source(text: str, http: Http, *, env: Mapping[str, str] | None = None) 
     raise UsageError(
         f"`{http_words.shown(text)}` is not a source of engines",
         cause="plain http is for loopback only" if parts.scheme == "http" else "",
-        hint="write `github`, `pypi`, `https://mirror/base/` or `file:///dir`",
+        hint="write `server`, `github`, `pypi`, `https://mirror/base/` or `file:///dir`",
     )

