@@ -1,0 +1,88 @@
+"""The part of the agent's app that joins what installs engines; like `app`, it makes real stores and runners' users."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from collections.abc import Set as AbstractSet
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from attrs import frozen
+
+from llmgw.agent.converge import Converge
+from llmgw.domain.engines import Asset
+from llmgw.domain.facts import NodeFacts
+from llmgw.install.named import see_named
+from llmgw.install.packages import NodePackages
+from llmgw.install.pipeline import Pipeline
+from llmgw.install.prove import Prover
+from llmgw.install.store import Store
+from llmgw.providers.registry import Registry
+from llmgw.sources import fetch_asset, make_source
+from llmgw.sources.server import TEXT, Releases
+from llmgw.system.clock import Clock
+from llmgw.system.commands import Runner
+from llmgw.system.http import Http
+
+if TYPE_CHECKING:
+    from llmgw.agent.settings import AgentSettings
+
+
+@frozen
+class Clients:
+    """HTTP clients: `world` as the environment says, `local` for engines, `server` for the server's archives."""
+
+    world: Http
+    local: Http
+    server: Http
+
+    @classmethod
+    def open(cls, config: AgentSettings, stack: ExitStack) -> Clients:
+        """Make them; `stack` closes them. The server's is without proxy, as the session, and trusts the cluster's CA."""
+        world, local = stack.enter_context(Http()), stack.enter_context(Http(use_proxies=False))
+        if config.tls is None:
+            return cls(world, local, local)
+        return cls(world, local, stack.enter_context(Http(ca_file=config.tls.ca, machine_cas=True, use_proxies=False)))
+
+
+def make_converge(
+    config: AgentSettings,
+    registry: Registry,
+    runner: Runner,
+    clients: Clients,
+    facts: Callable[[], NodeFacts | None],
+    in_use: Callable[[], AbstractSet[tuple[str, str]]],
+    changed: Callable[[], None],
+    releases: Releases,
+    clock: Clock,
+) -> Converge:
+    """The owner of this node's engines, not started."""
+    prover = Prover(runner, clients.local, clock)
+
+    def fetch(
+        asset: Asset, dest_dir: Path, *, progress: Callable[[int, int | None], None], stop: threading.Event
+    ) -> Path:
+        client = clients.server if asset.source == TEXT else clients.world
+        return fetch_asset(asset, dest_dir, client, progress=progress, stop=stop)
+
+    pipeline = Pipeline(
+        Store(Path(config.engines_dir), clock),
+        lambda text: make_source(text, clients.world, releases=releases),
+        fetch,
+        NodePackages(runner, clock),
+        prover,
+        clock,
+    )
+    return Converge(
+        config.named,
+        registry,
+        pipeline,
+        lambda wanted, *, quick: see_named(prover, wanted, quick=quick),
+        facts,
+        in_use,
+        clock,
+        changed,
+        recheck_s=config.recheck_interval_s,
+    )
