@@ -25,7 +25,10 @@ def test_from_nothing_to_certificates_that_tls_accepts(tmp_path: Path) -> None:
     server = _run("issue-server", "gw.test", "--san", "127.0.0.1", "--san", "localhost", "--dir", str(pki))
     assert server.stdout == f"issued `{pki}/gw.test.pem`, key `{pki}/gw.test-key.pem`\n"
     node = _run("issue-client", "gpu-a-01", "--dir", str(pki))
-    assert node.stderr == "tls in agent.yaml: {ca: ca.pem, cert: gpu-a-01.pem, key: gpu-a-01-key.pem}\n"
+    assert node.stderr == (
+        "tls in agent.yaml: {ca: ca.pem, cert: gpu-a-01.pem, key: gpu-a-01-key.pem}\n"
+        f"all three in one file: `{pki}/gpu-a-01-bundle.pem`\n"
+    )
     assert _run("issue-operator", "anna", "--dir", str(pki)).exit_code == 0
     server_context(TlsFiles(f"{pki}/ca.pem", f"{pki}/gw.test.pem", f"{pki}/gw.test-key.pem"))
     client_context(TlsFiles(f"{pki}/ca.pem", f"{pki}/gpu-a-01.pem", f"{pki}/gpu-a-01-key.pem"))

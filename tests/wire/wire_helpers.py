@@ -13,6 +13,7 @@ from attrs import evolve
 
 from llmgw.agent.session import Session
 from llmgw.domain.facts import CpuFacts, Finding, MemoryFacts, NodeFacts, NvidiaFacts, OsFacts, Readings, Truth
+from llmgw.domain.identity import Certified
 from llmgw.domain.report import Desired, NodeReport
 from llmgw.errors import LlmgwError
 from llmgw.pki import authority
@@ -59,6 +60,7 @@ class Fleet:
         self.reports: list[tuple[str, NodeReport]] = []
         self.lefts: list[tuple[str, str, str]] = []
         self.agents: dict[str, AgentHandle] = {}
+        self.certificates: dict[str, Certified | None] = {}
         self.refuse: LlmgwError | None = None
         self.on_admit: Callable[[AgentHandle], None] = lambda agent: None
         self.hold = threading.Event()
@@ -70,6 +72,9 @@ class Fleet:
         self.hellos.append(hello)
         self.agents[node_id] = agent
         self.on_admit(agent)
+
+    def certified(self, node_id: str, certificate: Certified | None) -> None:
+        self.certificates[node_id] = certificate
 
     def reported(self, node_id: str, report: NodeReport) -> None:
         self.hold.wait(30)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import click
 
+from llmgw.agent.join import join_command
 from llmgw.errors import LlmgwError, UsageError
 
 if TYPE_CHECKING:
@@ -74,8 +75,13 @@ def status_command(config: Path, output: str) -> None:
         return
     click.echo(f"agent   {'running' if alive else 'not running'} (pid {status['pid']}), node `{status['node_id']}`")
     click.echo(f"server  {status['server'] or '-'}: {status['words']}")
+    if status.get("certificate"):
+        click.echo(f"cert    {status['certificate']}")
     if status["last_error"]:
         click.echo(f"before  {status['last_error']}")
+
+
+command.add_command(join_command)
 
 
 def _alive(pid: int) -> bool:
@@ -292,7 +298,7 @@ class Agent:
         return Session(
             servers=[str(server) for server in config.servers],
             node_id=config.node_id,
-            tls=TlsFiles(tls.ca, tls.cert, tls.key) if tls is not None else None,
+            tls=TlsFiles(tls.ca, tls.cert, tls.key, tls.crl) if tls is not None else None,
             version=llmgw.__version__,
             boot_id=boot_id(Tree("/")),
             instance_id=uuid.uuid4().hex,
@@ -338,6 +344,7 @@ class Agent:
             "words": status.state.words,
             "since": status.since,
             "last_error": status.last_error,
+            "certificate": status.certificate,
         }
         text = json.dumps(content, indent=1)
         if text != said:

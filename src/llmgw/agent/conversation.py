@@ -13,6 +13,7 @@ from typing import Protocol, TypeAlias
 from attrs import define, evolve, frozen
 
 from llmgw.agent.answerer import Answerer
+from llmgw.agent.renew import Renewal
 from llmgw.domain.facts import NodeFacts, NodeWarning
 from llmgw.domain.report import Desired, NodeReport
 from llmgw.errors import LinkError, LlmgwError, WireError
@@ -27,12 +28,14 @@ from llmgw.wire.messages import (
     Ask,
     DesiredSet,
     Hello,
+    Issued,
     Message,
     Refused,
     Report,
     Welcome,
     encode,
 )
+from llmgw.wire.tls import TlsSource
 
 log = logging.getLogger(__name__)
 
@@ -81,6 +84,7 @@ class Setup:
     Args:
         hello: this node's hello, with its clock and facts not yet filled in.
         on_desired: told each desired set that is to be obeyed; must return at once.
+        tls, renewal: None when no certificate was given.
     """
 
     hello: Hello
@@ -92,6 +96,8 @@ class Setup:
     memory: Memory
     stopping: threading.Event
     on_desired: Callable[[Desired], None]
+    tls: TlsSource | None = None
+    renewal: Renewal | None = None
 
 
 @frozen
@@ -116,6 +122,7 @@ class Conversation:
         self._conn = conn
         self._on_state = on_state
         self._welcomed = False
+        self._server_signs = False
         self._interval_s = setup.hello.heartbeat_interval_s
         self._sent_facts: NodeFacts | None = None
         self._seq = 0
@@ -164,6 +171,9 @@ class Conversation:
                 self._unacked.popleft()
         elif isinstance(what, DesiredSet):
             self._obey(what.desired)
+        elif isinstance(what, Issued) and self._setup.renewal is not None:
+            self._setup.renewal.take(what)
+            self._poked = True
         elif isinstance(what, Ask):
             self._setup.answerer.ask(self._conn, what)
         else:
@@ -189,6 +199,7 @@ class Conversation:
         else:
             memory.highest_epoch = welcome.epoch
             self._welcomed = True
+            self._server_signs = welcome.renews
             self._interval_s = max(_AT_LEAST_EVERY_S, welcome.heartbeat_interval_s)
             self._on_state("")
             self._report()
@@ -246,7 +257,10 @@ class Conversation:
         try:
             facts = setup.source.facts()
             news = facts if facts is not None and _changed(facts, self._sent_facts) else None
+            self._tend_certificate()
             report = setup.source.report(self._seq + 1, setup.memory.generation, setup.memory.epoch, news)
+            if setup.renewal is not None:
+                report = evolve(report, warnings=(*report.warnings, *setup.renewal.warnings()))
             self._send(report)
         except Exception as error:
             log.exception("fault while making a report")
@@ -257,6 +271,16 @@ class Conversation:
         if news is not None:
             self._sent_facts = news
         self._say("report", "")
+
+    def _tend_certificate(self) -> None:
+        setup = self._setup
+        if setup.tls is None or setup.renewal is None or not self._conn.secure:
+            return
+        setup.tls.refresh()
+        self._say("tls", setup.tls.trouble)
+        request = setup.renewal.due(self._server_signs)
+        if request is not None:
+            setup.link.send(self._conn, request)
 
     def _send(self, report: NodeReport) -> None:
         try:

@@ -14,11 +14,12 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from llmgw.agent.answerer import Answerer
 from llmgw.agent.conversation import Conversation, Ended, Mailbox, Memory, ReportSource, Setup, Signal
 from llmgw.agent.dialling import Server, parse_server
+from llmgw.agent.renew import Renewal, finish, own_trouble
 from llmgw.domain.facts import Finding, Truth
 from llmgw.domain.report import Desired
 from llmgw.errors import LinkError, LlmgwError
@@ -46,12 +47,14 @@ class SessionStatus:
         server: URL of the server connected to, or last tried.
         since: seconds since the epoch when the state began.
         last_error: why the last attempt or connection ended; stays while connected.
+        certificate: how this node's own certificate stands; "" without one.
     """
 
     state: Finding
     server: str | None
     since: float
     last_error: str
+    certificate: str = ""
 
 
 class Session:
@@ -94,6 +97,7 @@ class Session:
     ) -> None:
         self._servers = [parse_server(url) for url in servers]
         self._tls = TlsSource(tls, "client") if tls is not None else None
+        self._renewal = Renewal(tls, node_id, clock) if tls is not None else None
         self._base_s, self._max_s = reconnect_base_s, reconnect_max_s
         self._mail: Mailbox = queue.SimpleQueue()
         self._link = Link(self, clock, limits, name="server-link")
@@ -110,6 +114,8 @@ class Session:
             memory=Memory(highest_epoch),
             stopping=self._stopping,
             on_desired=on_desired,
+            tls=self._tls,
+            renewal=self._renewal,
         )
         self._status_lock = threading.Lock()
         self._status = SessionStatus(Finding(Truth.UNKNOWN, "has not dialled a server yet"), None, clock.now(), "")
@@ -136,8 +142,9 @@ class Session:
 
     def status(self) -> SessionStatus:
         """How the session stands now."""
+        certificate = self._renewal.words() if self._renewal is not None else ""
         with self._status_lock:
-            return self._status
+            return evolve(self._status, certificate=certificate)
 
     # On the link's loop thread.
 
@@ -154,6 +161,7 @@ class Session:
 
     def _run(self) -> None:
         failures = 0
+        self._finish_renewal()
         while not self._stopping.is_set():
             server = self._servers[failures % len(self._servers)]
             if self.status().state.value is Truth.UNKNOWN:
@@ -173,6 +181,13 @@ class Session:
             self._say_lost(server, error, pause)
             self._wait(pause)
         self._set(Finding(Truth.NO, "the agent is stopping"), self.status().server, self.status().last_error)
+
+    def _finish_renewal(self) -> None:
+        if self._tls is not None:
+            try:
+                finish(self._tls.files)
+            except LlmgwError as error:
+                log.error("a renewal of the certificate that was interrupted cannot be finished: %s", error)
 
     def _pause(self, failures: int) -> float:
         rounds = max(0, failures - 1) // len(self._servers)
@@ -219,6 +234,8 @@ class Session:
 
     def _say_lost(self, server: Server, error: LlmgwError, pause_s: float) -> None:
         words = f"{error.words()} ({error.hint})" if error.hint else error.words()
+        mine = own_trouble(self._tls.files, self._clock.now()) if self._tls is not None and server.tls else ""
+        words = f"{words}; {mine}" if mine else words
         sentence = f"not connected to `{server.url}`: {words}"
         before = self.status()
         level = logging.DEBUG if before.last_error == words and before.state.value is Truth.NO else logging.WARNING

@@ -94,6 +94,7 @@ class TlsFiles:
     ca: AbsolutePath
     cert: AbsolutePath
     key: AbsolutePath
+    crl: AbsolutePath | None = None
 
 
 @frozen(kw_only=True)

@@ -27,6 +27,7 @@ COMMANDS = {
     "keys": ("llmgw.ctl.keys:keys", "Create, list and delete API keys"),
     "status": ("llmgw.ctl.status:status", "Show the server, its gateways and what they are doing"),
     "join-token": ("llmgw.ctl.jointokens:join_token", "Let a new node join without a certificate"),
+    "join-token": ("llmgw.ctl.jointokens:join_token", "Let a new node join without a certificate"),
     "cert": ("llmgw.ctl.certs:cert", "Make and revoke certificates of nodes, servers and operators"),
 }
 

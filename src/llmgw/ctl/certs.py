@@ -33,9 +33,9 @@ def cert() -> None:
 
 @cert.command("init")
 @_directory
-@click.option("--name", default="llmgw CA", show_default=True, help="Common name of the CA.")
+@click.option("--name", help="Common name of the CA; a new one by default, so that two in use are told apart.")
 @click.option("--days", type=click.IntRange(1, 36500), default=3650, show_default=True, help="Valid for so long.")
-def init(directory: Path, name: str, days: int) -> None:
+def init(directory: Path, name: str | None, days: int) -> None:
     """Make a CA in a directory."""
     from llmgw.pki.authority import init_ca
 
@@ -81,6 +81,65 @@ def issue_operator(name: str, directory: Path, days: int, replace: bool) -> None
     _say(issue(directory, name, days=days, replace=replace, now=time.time()), "")
 
 
+@cert.command("renew")
+@click.argument("name")
+@_directory
+@click.option("--days", type=click.IntRange(1, 36500), help="Valid for so long; as long as before when left out.")
+def renew(name: str, directory: Path, days: int | None) -> None:
+    """Issue the certificate NAME anew: same role and hosts, a new key."""
+    from llmgw.pki.authority import renew as issue
+
+    _say(issue(directory, name, days=days, now=time.time()), "")
+
+
+@cert.command("revoke")
+@click.argument("certificate", metavar="NAME|SERIAL")
+@_directory
+def revoke(certificate: str, directory: Path) -> None:
+    """Put a certificate on the revocation list of its CA."""
+    from llmgw.pki.authority import revoke as put
+
+    done = put(directory, certificate, now=time.time())
+    click.echo(f"serial {done.serial} {'was revoked already' if done.before else 'is revoked'}: `{done.crl}`")
+    click.echo("a server with `agents.tls.crl` set to that file cuts it off within seconds", err=True)
+
+
+@cert.command("show")
+@click.argument("names", nargs=-1, required=True, metavar="NAME|FILE...")
+@_directory
+@click.option("-o", "--output", type=click.Choice(["text", "json"]), default="text", help="How to print.")
+def show(names: tuple[str, ...], directory: Path, output: str) -> None:
+    """Show certificates in full."""
+    import attrs
+
+    from llmgw.ctl.tables import pairs
+    from llmgw.errors import UsageError
+    from llmgw.pki.listing import show_certificate
+
+    found = []
+    for name in names:
+        path = Path(name) if "/" in name or name.endswith(".pem") else directory / f"{name}.pem"
+        if not path.is_file():
+            raise UsageError(f"`{path}` is not there", hint=f"`llmgw ctl cert list --dir {directory}`")
+        found.append(show_certificate(path, time.time()))
+    if output == "json":
+        click.echo(json.dumps({"certificates": [attrs.asdict(each) for each in found]}, indent=2))
+        return
+    for each in found:
+        items = [
+            ("File", each.path), ("Name", each.name), ("Role", each.role), ("Serial", each.serial),
+            ("Issuer", each.issuer), ("From", _day(each.not_before)), ("Until", _day(each.not_after)),
+            ("Hosts", ", ".join(each.sans)), ("Fingerprint", each.fingerprint), ("Standing", each.words),
+        ]  # fmt: skip
+        columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+        for line in pairs(items, columns=columns, colour=False):
+            click.echo(line)
+
+
+def _day(at: float | None) -> str | None:
+    return None if at is None else time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(at))
+
+
 @cert.command("list")
 @_directory
 @click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", help="How to print.")
@@ -110,3 +169,5 @@ def _say(made: Issued, where: str) -> None:
     click.echo(f"issued `{made.cert}`, key `{made.key}`")
     if where:
         click.echo(f"{where}: {{ca: {made.ca.name}, cert: {made.cert.name}, key: {made.key.name}}}", err=True)
+    if made.bundle is not None:
+        click.echo(f"all three in one file: `{made.bundle}`", err=True)

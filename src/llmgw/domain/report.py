@@ -9,6 +9,7 @@ from attrs import field, frozen
 
 from llmgw.domain.engines import EngineSpec, EngineStatus
 from llmgw.domain.facts import NodeFacts, NodeWarning, Readings, WeightsFile
+from llmgw.domain.identity import Certified
 from llmgw.domain.replicas import ReplicaSpec, ReplicaStatus
 
 
@@ -74,6 +75,7 @@ class NodeView:
     version: str | None = None
     last_seen: float | None = None
     claims: Mapping[str, int] = field(factory=dict)
+    certificate: Certified | None = None
 
 
 def agreed_interval(asked_s: float) -> float:

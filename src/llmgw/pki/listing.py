@@ -7,6 +7,7 @@ from pathlib import Path
 
 from attrs import evolve, frozen
 from cryptography import x509
+from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.x509.oid import NameOID
 
 from llmgw.domain.identity import read_role_uri
@@ -25,6 +26,8 @@ class CertificateInfo:
         not_before, not_after: seconds since the epoch.
         sans: host names and addresses.
         words: how it stands now: `valid until …`, `expired …`, or why it cannot be read.
+        issuer: the issuer's name.
+        fingerprint: SHA-256 of the certificate, hexadecimal.
     """
 
     path: str
@@ -35,6 +38,8 @@ class CertificateInfo:
     not_after: float | None = None
     sans: tuple[str, ...] = ()
     words: str = ""
+    issuer: str | None = None
+    fingerprint: str | None = None
 
 
 def list_certificates(directory: Path, now: float) -> tuple[CertificateInfo, ...]:
@@ -80,6 +85,8 @@ def show_certificate(path: Path, now: float) -> CertificateInfo:
         not_after=end.timestamp(),
         sans=sans,
         words=_standing(start, end, datetime.datetime.fromtimestamp(now, datetime.UTC)),
+        issuer=certificate.issuer.rfc4514_string(),
+        fingerprint=certificate.fingerprint(SHA256()).hex(),
     )
 
 

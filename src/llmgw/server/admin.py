@@ -45,6 +45,7 @@ _REPLICAS_MAX = 10_000
 _STATUSES = (
     ("name-taken", 409),
     ("join-refused", 409),
+    ("join-refused", 409),
     ("not-found", 404),
     ("node-away", 503),
     ("body-too-large", 413),

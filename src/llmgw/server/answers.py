@@ -28,6 +28,7 @@ def node(view: NodeView, assignments: Iterable[Assignment] = ()) -> dict[str, An
         "version": view.version,
         "last_seen": view.last_seen,
         "draining": view.draining,
+        "certificate": to_full_json(view.certificate),
         "drain_words": drain_words(view, assignments),
         "certificate": to_full_json(view.certificate),
         "probed_at": report.probed_at if report is not None else None,

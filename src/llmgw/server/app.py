@@ -21,9 +21,11 @@ if TYPE_CHECKING:
     from llmgw.server.deploy import Deploy, HandOn
     from llmgw.server.releases import ReleaseBook
     from llmgw.server.join import Registrar
+    from llmgw.server.join import Registrar
     from llmgw.server.settings import ServerSettings
     from llmgw.server.state import State
     from llmgw.server.workers import Workers
+    from llmgw.system.clock import Clock
     from llmgw.system.clock import Clock
     from llmgw.system.commands import Daemon
 
@@ -120,6 +122,7 @@ def _start(settings: ServerSettings, stack: contextlib.ExitStack) -> Deploy:
     from llmgw.server.events import Events
     from llmgw.server.fleet import Fleet
     from llmgw.server.join_routes import JoinDoor
+    from llmgw.server.join_routes import JoinDoor
     from llmgw.server.listener import Listener
     from llmgw.server.state import open_state
     from llmgw.server.web import Web, make_app
@@ -209,6 +212,29 @@ def _start(settings: ServerSettings, stack: contextlib.ExitStack) -> Deploy:
     stack.callback(workers.stop, DRAIN_S)
     log.info("agents dial %s:%d; epoch %d", settings.agents.listen.host, listener.port, state.epoch)
     return deploy
+
+
+def _registrar(settings: ServerSettings, state: State, clock: Clock) -> Registrar | None:
+    """Who signs certificates for nodes; None without TLS.
+
+    Raises:
+        PkiError: `agents.tls.ca_key` cannot be used.
+    """
+    from llmgw.server.join import Registrar, check_registrar
+
+    tls = settings.agents.tls
+    if tls is None:
+        return None
+    registrar = Registrar(
+        state,
+        clock,
+        bundle=Path(tls.ca),
+        key=Path(tls.ca_key) if tls.ca_key else None,
+        cert=Path(tls.cert),
+        node_life_s=tls.node_life_s,
+    )
+    check_registrar(registrar)
+    return registrar
 
 
 def _registrar(settings: ServerSettings, state: State, clock: Clock) -> Registrar | None:

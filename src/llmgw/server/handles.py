@@ -21,6 +21,7 @@ class AgentHandle:
     """One connection of one agent; safe to use from any thread, harmless after the connection is gone."""
 
     def __init__(self, link: Link, conn: Conn, node_id: str, instance_id: str) -> None:
+        self.certificate = conn.certificate
         self.node_id = node_id
         self.instance_id = instance_id
         self.address = conn.address
@@ -74,9 +75,9 @@ class AgentHandle:
             raise ApiError(answer.error, code="node-answered-error")
         return answer.result
 
-    def close(self, words: str) -> None:
+    def close(self, words: str, code: str = "closed") -> None:
         """Tell the agent why and end the connection; it will come back, unless it is refused then."""
-        self._link.send(self._conn, Refused("closed", words))
+        self._link.send(self._conn, Refused(code, words))
         self._link.close(self._conn, LinkError(words))
 
     def say(self, message: Message) -> None:

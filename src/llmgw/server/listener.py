@@ -14,15 +14,17 @@ from typing import Protocol
 
 from attrs import define, evolve, field
 
+from llmgw.domain.identity import Certified
 from llmgw.domain.ids import check_node_id
 from llmgw.domain.report import NodeReport, agreed_interval
 from llmgw.errors import LinkError, LlmgwError, TlsError, WireError
+from llmgw.server.credentials import Credentials, Registrar, check_node, check_protocol
 from llmgw.server.handles import AgentHandle
 from llmgw.system.clock import Clock
 from llmgw.wire.conn import Conn, LinkLimits
-from llmgw.wire.identity import Identity, peer_identity
+from llmgw.wire.identity import Identity, certified, peer_identity
 from llmgw.wire.link import Link
-from llmgw.wire.messages import PROTOCOL, Ack, Answer, Hello, Message, Refused, Report, Welcome
+from llmgw.wire.messages import PROTOCOL, Ack, Answer, Enroll, Hello, Join, Message, Refused, Renew, Report, Welcome
 from llmgw.wire.tls import TlsFiles, TlsSource
 
 log = logging.getLogger(__name__)
@@ -32,6 +34,7 @@ __all__ = ["AgentHandle", "FleetSink", "Listener"]
 _SILENT_BEATS = 4
 _PAUSE_AT = 64
 _RESUME_AT = 16
+_LOOK_S = 1.0
 
 
 class FleetSink(Protocol):
@@ -44,6 +47,10 @@ class FleetSink(Protocol):
         Raises:
             LlmgwError: it is refused with this code and these words.
         """
+        ...
+
+    def certified(self, node_id: str, certificate: Certified | None) -> None:
+        """What certificate an admitted node has: the one it showed, then each that is issued to it."""
         ...
 
     def reported(self, node_id: str, report: NodeReport) -> None:
@@ -63,6 +70,8 @@ class _Guest:
     identity: Identity | None = None
     handle: AgentHandle | None = None
     waiting: int = 0
+    joining: bool = False
+    renewed: float | None = None
     lock: threading.Lock = field(factory=threading.Lock)
 
 
@@ -86,6 +95,7 @@ class Listener:
         tls: PEM files; None for plain text, where a node is who it says it is.
         limits: bounds of the link.
         workers: number of lanes.
+        registrar: signs for nodes that join or renew; None signs nothing.
     """
 
     def __init__(
@@ -101,13 +111,15 @@ class Listener:
         tls: TlsFiles | None = None,
         limits: LinkLimits | None = None,
         workers: int = 4,
+        registrar: Registrar | None = None,
     ) -> None:
         self._host = host
         self._wanted_port = port
         self._sink = sink
         self._clock = clock
-        self._welcome = Welcome(PROTOCOL, server_id, epoch, heartbeat_interval_s)
         self._tls = TlsSource(tls, "server") if tls is not None else None
+        self._credentials = Credentials(self._tls, registrar, clock)
+        self._welcome = Welcome(PROTOCOL, server_id, epoch, heartbeat_interval_s, self._credentials.renews)
         self._link = Link(self, clock, limits, name="agents-link")
         self._lanes: list[queue.SimpleQueue[_Job | None]] = [queue.SimpleQueue() for _ in range(workers)]
         self._workers = [
@@ -115,6 +127,8 @@ class Listener:
             for at, lane in enumerate(self._lanes)
         ]
         self._live: dict[str, AgentHandle] = {}
+        self._stopping = threading.Event()
+        self._watcher = threading.Thread(target=self._watch, name="agents-tls", daemon=True)
         self._port: int | None = None
 
     def start(self) -> None:
@@ -130,9 +144,14 @@ class Listener:
         for worker in self._workers:
             worker.start()
         self._link.start()
+        if self._tls is not None:
+            self._watcher.start()
 
     def stop(self) -> None:
         """Close every connection and join the threads."""
+        self._stopping.set()
+        if self._watcher.is_alive():
+            self._watcher.join()
         self._link.stop("the server is stopping")
         for lane in self._lanes:
             lane.put(None)
@@ -162,10 +181,14 @@ class Listener:
                 guest.handle.answered(message)
             return
         if guest.lane is None:
-            if not isinstance(message, Hello):
+            if isinstance(message, Join):
+                guest.joining = True
+                guest.lane = 0
+            elif isinstance(message, Hello):
+                guest.lane = zlib.crc32(message.node_id.encode("utf-8", "replace")) % len(self._lanes)
+            else:
                 self._refuse(conn, WireError("the first message must be `hello`"))
                 return
-            guest.lane = zlib.crc32(message.node_id.encode("utf-8", "replace")) % len(self._lanes)
         with guest.lock:
             guest.waiting += 1
             if guest.waiting == _PAUSE_AT:
@@ -210,6 +233,10 @@ class Listener:
         match job.message:
             case Hello() as hello:
                 self._admit(job.conn, guest, hello)
+            case Join() | Enroll() if guest.joining:
+                self._credentials.join(self._link, job.conn, job.message)
+            case Renew(csr) if guest.handle is not None:
+                self._renew(guest, guest.handle, csr)
             case Report(report) if guest.handle is not None:
                 if self._live.get(guest.handle.node_id) is guest.handle:
                     self._report(guest.handle, report)
@@ -219,24 +246,24 @@ class Listener:
     def _admit(self, conn: Conn, guest: _Guest, hello: Hello) -> None:
         if guest.handle is not None:
             raise WireError("`hello` came twice on one connection")
+        if guest.joining:
+            raise WireError("a connection that joins cannot say `hello`", hint="dial again with the certificate")
         node_id = check_node_id(hello.node_id)
-        if abs(hello.protocol - PROTOCOL) > 1:
-            raise WireError(
-                f"the agent speaks protocol {hello.protocol}, this server {PROTOCOL}",
-                cause=f"the agent is llmgw {hello.version[:40]!a}",
-                hint="bring both to neighbouring versions",
-            )
+        check_protocol(hello.protocol, hello.version)
         if self._tls is not None:
-            _check_identity(guest.identity, node_id)
+            check_node(guest.identity, node_id)
+            self._credentials.check(conn.certificate)
         handle = AgentHandle(self._link, conn, node_id, hello.instance_id)
         self._sink.admit(node_id, hello, conn.address, handle)
+        self._sink.certified(node_id, certified(conn.certificate) if conn.certificate is not None else None)
         guest.handle = handle
         older = self._live.get(node_id)
         self._live[node_id] = handle
         # the node's own configuration says how often it reports; the welcome only keeps that within reason
         interval_s = agreed_interval(hello.heartbeat_interval_s)
         self._link.greet(conn, _SILENT_BEATS * max(interval_s, self._welcome.heartbeat_interval_s))
-        handle.say(evolve(self._welcome, heartbeat_interval_s=interval_s))
+        protocol = min(hello.protocol, PROTOCOL)
+        handle.say(evolve(self._welcome, protocol=protocol, heartbeat_interval_s=interval_s))
         handle.welcomed()
         if older is not None:
             self._replace(older, handle)
@@ -249,6 +276,34 @@ class Listener:
                 newer.node_id, newer.address, older.address,
             )  # fmt: skip
         older.close(f"replaced by a newer connection of node `{newer.node_id}` from {newer.address}")
+
+    def _renew(self, guest: _Guest, handle: AgentHandle, csr: str) -> None:
+        now, again = self._clock.monotonic(), guest.renewed
+        guest.renewed = now
+        issued, made = self._credentials.renew(handle.node_id, csr, None if again is None else now - again)
+        if made is not None:
+            self._sink.certified(handle.node_id, made)
+        handle.say(issued)
+
+    # On the watching thread.
+
+    def _watch(self) -> None:
+        """Follow the TLS files, and cut those whose certificate is good no longer."""
+        while not self._clock.wait(self._stopping, _LOOK_S):
+            try:
+                if self._tls is not None and self._tls.refresh():
+                    log.info("TLS files changed: new connections use them, %d agents stay", len(self._live))
+                for handle in list(self._live.values()):
+                    self._cut_if_bad(handle)
+            except Exception:
+                log.exception("fault while looking after certificates")
+
+    def _cut_if_bad(self, handle: AgentHandle) -> None:
+        try:
+            self._credentials.check(handle.certificate)
+        except TlsError as error:
+            log.warning("node `%s` at %s is cut: %s", handle.node_id, handle.address, error)
+            handle.close(error.words(), error.code)
 
     def _report(self, handle: AgentHandle, report: NodeReport) -> None:
         try:
@@ -274,16 +329,3 @@ def _log_refusal(conn: Conn, error: LlmgwError) -> None:
     # Port scans and health checks come and go without a word.
     level = logging.INFO if type(error) is LinkError else logging.WARNING
     log.log(level, "connection from %s not taken in: %s", conn.address, error)
-
-
-def _check_identity(identity: Identity | None, node_id: str) -> None:
-    if identity is None:
-        raise TlsError("the agent shows no certificate")
-    if identity.role != "node":
-        whose = f"that of {identity.role} `{identity.name}`" if identity.role else f"`{identity.name}`, without a role"
-        raise TlsError(f"the certificate is {whose}, a node's is needed", hint="`llmgw ctl cert issue-client NODE`")
-    if identity.name != node_id:
-        raise TlsError(
-            f"the certificate is for node `{identity.name[:80]}`, the agent says it is node `{node_id}`",
-            hint="set `node_id` to the certificate's name, or issue one for this node",
-        )

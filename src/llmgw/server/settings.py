@@ -81,12 +81,18 @@ def _hide_password(text: str) -> str:
 
 @frozen(kw_only=True)
 class AgentTls:
-    """The server's half of mutual TLS with agents; `crl` is read again whenever it changes."""
+    """The server's half of mutual TLS with agents. Every file is read again when it changes.
+
+    `ca` may hold several CAs (a rotation), `crl` several lists. With `ca_key` the server signs the certificates of
+    nodes that join or renew, each valid for `node_life_s`.
+    """
 
     ca: AbsolutePath
     cert: AbsolutePath
     key: AbsolutePath
     crl: AbsolutePath | None = None
+    ca_key: AbsolutePath | None = None
+    node_life_s: Seconds = checked(lasting("10s", "3650d"), default=90 * 86400.0)
 
 
 @frozen(kw_only=True)
@@ -100,10 +106,12 @@ class AgentsSettings:
 
 @frozen(kw_only=True)
 class HttpTls:
-    """The certificate clients and browsers see."""
+    """The certificate clients and browsers see. With `client_ca`, operators may show a certificate of their own."""
 
     cert: AbsolutePath
     key: AbsolutePath
+    client_ca: AbsolutePath | None = None
+    client_crl: AbsolutePath | None = None
 
 
 @frozen(kw_only=True)

@@ -121,6 +121,7 @@ class Link:
         conn = Conn(
             sock, stream, codec, show_address(address), False, ConnState.DIALLING, deadline, Outbox(), data=data
         )
+        conn.secure = context is not None
         if not self._post(lambda: self._adopt(conn)):
             sock.close()
             raise LinkError(f"cannot connect to `{conn.address}`", cause="llmgw is stopping")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import hashlib
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -116,6 +117,9 @@ def _node(view: NodeView) -> Tree:
         "name": Cell(f"{key}/name", view.node_id),
         "presence": Cell(f"{key}/presence", view.presence.value, view.presence.value),
         "words": Cell(f"{key}/words", _node_words(view)),
+        "certificate": [Cell(f"{key}/certificate", f"certificate valid until {_day(view.certificate.not_after)}")]
+        if view.certificate is not None
+        else [],
         "hardware": Cell(f"{key}/hardware", _hardware(view.facts)),
         "memory": [_memory(key, view)] if view.facts is not None and view.facts.memory.total_bytes else [],
         "gpus": _gpus(key, view),
@@ -128,6 +132,10 @@ def _node_words(view: NodeView) -> str:
     if view.report is not None and view.report.probed_at is None:
         return f"{view.presence_words}, has not finished probing"
     return view.presence_words
+
+
+def _day(at: float) -> str:
+    return datetime.datetime.fromtimestamp(at, datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
 def _engine(key: str, status: EngineStatus) -> Tree:
