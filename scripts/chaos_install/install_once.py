@@ -60,14 +60,15 @@ def pipeline(root: Path, http: Http) -> Pipeline:
 
 def main() -> None:
     """Do the one thing."""
-    root, release, what = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
+    root, release, what = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
     with Http(use_proxies=False) as http:
         made = pipeline(root, http)
         if what == "remove":
             for record in made.records():
                 made.collect(made.store.engine(record))
             return
-        spec = EngineSpec(NAME, VERSION, sources=(f"file://{release}",))
+        source = release if "://" in release else f"file://{release}"
+        spec = EngineSpec(NAME, VERSION, sources=(source,))
         made.install(spec, LlamaCpp(), facts(), lambda *_: None, threading.Event())
 
 

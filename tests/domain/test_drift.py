@@ -7,6 +7,7 @@ import pytest
 
 from llmgw.domain.drift import (
     COLLECT_AFTER_S,
+    FULL_S,
     LONGEST_RETRY_S,
     RECHECK_S,
     Collect,
@@ -43,7 +44,9 @@ def decide(desired=(SPEC,), held=(), named=(), retries=None, in_use=frozenset(),
         ({"desired": None}, ()),
         ({"held": (FRESH,)}, ()),
         ({"held": (Held(ENGINE),)}, (Recheck(ENGINE),)),
-        ({"held": (Held(ENGINE, checked_at=NOW - RECHECK_S),)}, (Recheck(ENGINE),)),
+        ({"held": (Held(ENGINE, checked_at=NOW - RECHECK_S),)}, (Recheck(ENGINE, full=True),)),
+        ({"held": (Held(ENGINE, NOW - RECHECK_S, hashed_at=NOW - RECHECK_S),)}, (Recheck(ENGINE),)),
+        ({"held": (Held(ENGINE, NOW - RECHECK_S, hashed_at=NOW - FULL_S),)}, (Recheck(ENGINE, full=True),)),
         ({"held": (Held(ENGINE, NOW - 1, broken=True),)}, (Install(SPEC),)),
         ({"held": (Held(ENGINE, NOW - RECHECK_S, broken=True),), "retries": {KEY: Retry(1, NOW + 5)}}, ()),
         ({"retries": {KEY: Retry(3, NOW + 0.1)}}, ()),
@@ -105,3 +108,9 @@ def test_the_next_moment_is_the_earliest_of_all() -> None:
     assert next_due((FRESH,), (), {}, NOW) == RECHECK_S - 1
     assert next_due((FRESH,), (Named("vllm", NOW - 100, usable=True),), {KEY: Retry(1, NOW + 3)}, NOW) == 3.0
     assert next_due((), (), {KEY: Retry(1, NOW - 3)}, NOW) == 0.0
+
+
+def test_the_interval_between_two_looks_is_a_setting() -> None:
+    held = (Held(ENGINE, checked_at=NOW - 5, hashed_at=NOW),)
+    assert drift((SPEC,), held, (), {}, frozenset(), NOW, recheck_s=5.0) == (Recheck(ENGINE),)
+    assert next_due(held, (), {}, NOW - 2, recheck_s=5.0) == 2.0

@@ -187,6 +187,7 @@ def hostile() -> dict[str, Callable[[], bytes]]:
         "37 overlapping zip": overlapping_zip,
         "38 zip with two names": two_names_zip,
         "38 zip with two sizes": two_sizes_zip,
+        "zip name that is not UTF-8": bad_utf8_zip,
         "zip parent": lambda: zipped({"../x": b"x"}),
         "zip absolute": lambda: zipped({"/x": b"x"}),
         "zip NUL": lambda: zipped({"abcd": b"x"}).replace(b"abcd", b"a\0cd"),
@@ -257,6 +258,11 @@ def two_names_zip() -> bytes:
     data = zipped({"safe": b"x"})
     at = _central(data, 0)
     return data[:at] + data[at:].replace(b"safe", b"evil")
+
+
+def bad_utf8_zip() -> bytes:
+    """A name flagged as UTF-8 that is not: zipfile raises an error that is none of its own."""
+    return zipped({"\u00e9\u00e9": b"x"}).replace("\u00e9\u00e9".encode(), b"\xff\xfe\xff\xfe")
 
 
 def two_sizes_zip() -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -153,6 +154,23 @@ def test_an_engine_that_breaks_is_noticed_and_repaired(bench: Bench, until: Unti
     bench.clock.ahead += 60
     converge.wake()
     until(is_state(converge, EngineState.READY), what="repaired")
+
+
+def test_bytes_changed_behind_size_and_time_are_found_at_the_second_look(bench: Bench, until: Until) -> None:
+    first = bench.start()
+    first.set_desired((SPEC,))
+    until(is_state(first, EngineState.READY), what="ready")
+    first.stop()
+    path = bench.root / "small/b1-cpu/libx.so.0.1"
+    before = path.stat()
+    path.write_bytes(b"LIBRARY")
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    again = bench.start()
+    until(is_state(again, EngineState.READY), what="ready: the first look reads no whole files")
+    bench.clock.ahead += RECHECK_S
+    again.wake()
+    until(is_state(again, EngineState.BROKEN), what="broken")
+    assert status(again).words.endswith("has changed since it was proven: its content is another")
 
 
 def test_a_failure_is_told_with_its_next_try_and_tried_again(bench: Bench, until: Until) -> None:

@@ -59,6 +59,7 @@ class Converge:
         clock: dates and waits.
         on_change: called, from any thread, whenever a status changed.
         jitter: 0 to 1, drawn per retry.
+        recheck_s: seconds between two looks at an installed or named engine.
     """
 
     def __init__(
@@ -72,6 +73,7 @@ class Converge:
         clock: Clock,
         on_change: Callable[[], None],
         jitter: Callable[[], float] = random.random,
+        recheck_s: float = drift.RECHECK_S,
     ) -> None:
         self._registry = registry
         self._pipeline = pipeline
@@ -81,6 +83,7 @@ class Converge:
         self._clock = clock
         self._board = Board(on_change)
         self._jitter = jitter
+        self._recheck_s = recheck_s
         self._began = clock.now()
         self._named_engines = {each.name: each for each in named}
         # owned by the thread
@@ -168,7 +171,7 @@ class Converge:
 
     def _wait(self) -> None:
         now = self._clock.now()
-        due = drift.next_due(tuple(self._held.values()), tuple(self._named.values()), self._retries, now)
+        due = drift.next_due(tuple(self._held.values()), tuple(self._named.values()), self._retries, now, self._recheck_s)
         wait_s = _LONGEST_WAIT_S if due is None else min(_LONGEST_WAIT_S, max(0.1, due))
         with contextlib.suppress(queue.Empty):
             self._take(self._mailbox.get(timeout=wait_s))
@@ -177,7 +180,10 @@ class Converge:
         self._retries.pop(_LOOK, None)
         if message == "recheck":
             self._retries.clear()
-            self._held = {key: attrs.evolve(each, checked_at=None) for key, each in self._held.items()}
+            # whoever asks for a look wants all of it: a moment long ago makes the comparison of every byte due
+            self._held = {
+                key: attrs.evolve(each, checked_at=None, hashed_at=float("-inf")) for key, each in self._held.items()
+            }
             self._named = {key: attrs.evolve(each, checked_at=None) for key, each in self._named.items()}
 
     def _step(self) -> bool:
@@ -195,12 +201,12 @@ class Converge:
         }
         self._forget(desired)
         held, named = tuple(self._held.values()), tuple(self._named.values())
-        actions = drift.drift(desired, held, named, self._retries, in_use, now)
+        actions = drift.drift(desired, held, named, self._retries, in_use, now, self._recheck_s)
         for action in actions:
             if isinstance(action, drift.Collect):
                 self._collect(action.engine)
             elif isinstance(action, drift.Recheck):
-                self._recheck(action.engine)
+                self._recheck(action.engine, action.full)
             elif isinstance(action, drift.ProbeNamed):
                 self._probe_named(action.name)
             elif not self._install(action.spec):
@@ -245,11 +251,13 @@ class Converge:
         self._retries = {key: retry for key, retry in self._retries.items() if key in keep}
         self._board.keep(keep)
 
-    def _recheck(self, engine: InstalledEngine) -> None:
+    def _recheck(self, engine: InstalledEngine, full: bool) -> None:
         key = (engine.name, engine.version, engine.build)
-        wrong = self._pipeline.recheck(engine)
+        wrong = self._pipeline.recheck(engine, full=full)
         now = self._clock.now()
-        self._held[key] = attrs.evolve(self._held[key], checked_at=now, broken=wrong is not None)
+        before = self._held[key]
+        hashed_at = now if full else before.hashed_at
+        self._held[key] = attrs.evolve(before, checked_at=now, broken=wrong is not None, hashed_at=hashed_at)
         with self._lock:
             wanted = [spec for spec in self._desired or () if (spec.name, spec.version) == key[:2]]
         if wanted and not any(drift.serves(engine, spec) for spec in wanted):
@@ -343,7 +351,8 @@ class Converge:
             with self._lock:
                 self._running = None
         self._retries.pop(key, None)
-        self._held[engine.name, engine.version, engine.build] = Held(engine, checked_at=self._clock.now())
+        seen = self._clock.now()
+        self._held[engine.name, engine.version, engine.build] = Held(engine, checked_at=seen, hashed_at=seen)
         self._publish(engine, EngineState.READY, ready_words(engine), usable=engine)
         return True
 

@@ -150,6 +150,7 @@ class AgentSettings:
     model_dirs: tuple[AbsolutePath, ...] = ()
     weights_dir: AbsolutePath = "/var/lib/llmgw-weights"
     engines_dir: AbsolutePath = "/opt/llmgw/engines"
+    recheck_interval_s: Seconds = checked(lasting("1s", "1d"), default=600.0)
     engines: Mapping[str, Mapping[str, str]] = field(factory=dict)
     supervisor: Supervisor = field(factory=Supervisor)
     warnings: tuple[str, ...] = derived(default=())

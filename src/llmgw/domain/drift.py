@@ -10,6 +10,7 @@ from attrs import frozen
 from llmgw.domain.engines import EngineSpec, InstalledEngine
 
 RECHECK_S = 600.0
+FULL_S = 6 * 3600.0
 COLLECT_AFTER_S = 3600.0
 FIRST_RETRY_S = 10.0
 LONGEST_RETRY_S = 900.0
@@ -33,12 +34,14 @@ class Held:
         checked_at: last look at it; None when this agent has not looked yet.
         broken: the last look failed.
         unused_since: since when nothing wants or uses it, None while something does.
+        hashed_at: last time every byte of it was compared with its record; None when this agent has not done so yet.
     """
 
     engine: InstalledEngine
     checked_at: float | None = None
     broken: bool = False
     unused_since: float | None = None
+    hashed_at: float | None = None
 
 
 @frozen
@@ -59,9 +62,10 @@ class Collect:
 
 @frozen
 class Recheck:
-    """See that an installed engine still runs."""
+    """See that an installed engine still runs; `full` compares every byte, not only sizes and times."""
 
     engine: InstalledEngine
+    full: bool = False
 
 
 @frozen
@@ -96,6 +100,7 @@ def drift(
     retries: Mapping[Key, Retry],
     in_use: AbstractSet[Key],
     now: float,
+    recheck_s: float = RECHECK_S,
 ) -> tuple[Action, ...]:
     """What is to be done now, in order.
 
@@ -106,6 +111,7 @@ def drift(
         retries: (name, version) -> when it may be tried again; a named engine's version is "".
         in_use: (name, version) of engines a replica runs: never removed.
         now: seconds since the epoch.
+        recheck_s: seconds between two looks at the same engine.
     """
     removals: list[Action] = []
     looks: list[Action] = []
@@ -115,13 +121,13 @@ def drift(
         key = (each.engine.name, each.engine.version)
         if each.unused_since is not None and key not in in_use and now - each.unused_since >= COLLECT_AFTER_S:
             removals.append(Collect(each.engine))
-        elif each.checked_at is None or (not each.broken and now - each.checked_at >= RECHECK_S):
-            looks.append(Recheck(each.engine))
+        elif each.checked_at is None or (not each.broken and now - each.checked_at >= recheck_s):
+            looks.append(Recheck(each.engine, _hash_due(each, now)))
     for each_named in named:
         retry = retries.get((each_named.name, ""))
         checked = each_named.checked_at
         if each_named.usable:
-            due = checked is None or now - checked >= RECHECK_S
+            due = checked is None or now - checked >= recheck_s
         else:
             due = checked is None or (retry is not None and now >= retry.at)
         if due:
@@ -136,6 +142,13 @@ def drift(
         if retry is None or now >= retry.at:
             installs.append(Install(spec))
     return (*removals, *looks, *installs)
+
+
+def _hash_due(held: Held, now: float) -> bool:
+    """Not at the very first look: an agent that starts must not read gigabytes before it says what is ready."""
+    if held.hashed_at is None:
+        return held.checked_at is not None
+    return now - held.hashed_at >= FULL_S
 
 
 def unused(held: Held, desired: tuple[EngineSpec, ...] | None, in_use: AbstractSet[Key], now: float) -> float | None:
@@ -161,14 +174,18 @@ def next_retry(before: Retry | None, now: float, jitter: float, retry_after_s: f
 
 
 def next_due(
-    held: tuple[Held, ...], named: tuple[Named, ...], retries: Mapping[Key, Retry], now: float
+    held: tuple[Held, ...],
+    named: tuple[Named, ...],
+    retries: Mapping[Key, Retry],
+    now: float,
+    recheck_s: float = RECHECK_S,
 ) -> float | None:
     """Seconds until the next re-check, removal or retry; None when nothing is ahead."""
     moments = [retry.at for retry in retries.values()]
     for each in held:
         if each.checked_at is not None and not each.broken:
-            moments.append(each.checked_at + RECHECK_S)
+            moments.append(each.checked_at + recheck_s)
         if each.unused_since is not None:
             moments.append(each.unused_since + COLLECT_AFTER_S)
-    moments += [each.checked_at + RECHECK_S for each in named if each.usable and each.checked_at is not None]
+    moments += [each.checked_at + recheck_s for each in named if each.usable and each.checked_at is not None]
     return max(0.0, min(moments) - now) if moments else None

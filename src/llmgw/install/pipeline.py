@@ -215,8 +215,11 @@ class Pipeline:
                 hint=f"reinstall {' and '.join(brought)} by hand",
             )
 
-    def recheck(self, installed: InstalledEngine) -> str | None:
+    def recheck(self, installed: InstalledEngine, *, full: bool = False) -> str | None:
         """Look again at an installed engine: its files, its libraries, its quick checks.
+
+        Args:
+            full: compare every byte of every file, not only sizes, times and modes.
 
         Returns:
             None when it is as it was proven, else the sentence that says what is wrong.
@@ -224,7 +227,7 @@ class Pipeline:
         record = self.store.find(installed.name, installed.version, installed.build)
         if record is None:
             return f"its record or its directory `{installed.dir}` is gone"
-        changed = self.store.verify(record)
+        changed = self.store.verify(record, full=full)
         if changed is not None:
             return changed
         directory = Path(installed.dir)

@@ -25,6 +25,18 @@ from llmgw.install.members import Limits, Parts, Plan, refuse, split_name
 
 _CHUNK = 1 << 20
 _PAX_ALLOWED = {"path", "linkpath", "size", "mtime", "atime", "ctime", "uid", "gid", "uname", "gname", "comment"}
+# ValueError: a name that claims to be UTF-8 and is not, a negative seek; found by scripts/fuzz/unpack.py
+_ZIP_FAULTS = (
+    zipfile.BadZipFile,
+    zipfile.LargeZipFile,
+    zlib.error,
+    struct.error,
+    ValueError,
+    OverflowError,
+    NotImplementedError,
+    EOFError,
+    RuntimeError,
+)
 
 
 @frozen
@@ -284,7 +296,7 @@ def _tar(handle: IO[bytes], writer: _Writer, limits: Limits) -> None:
             if len(unzipped.tail) < 1024 or unzipped.tail.strip(b"\0"):
                 raise refuse(None, "it is cut short: its end mark is missing")
     except (tarfile.TarError, EOFError, ValueError, OverflowError) as error:
-        raise refuse(None, f"it is damaged ({error})") from error
+        raise refuse(None, f"it is damaged ({ascii(str(error))[1:-1]})") from error
     for parts, target in plan.links().items():
         writer.symlink(parts, target)
 
@@ -325,8 +337,9 @@ def _zip(handle: IO[bytes], writer: _Writer, limits: Limits) -> None:
             _check_layout(handle, infos)
             for info in infos:
                 _zip_member(archive, info, plan, writer)
-    except (zipfile.BadZipFile, zipfile.LargeZipFile, zlib.error, NotImplementedError, EOFError, RuntimeError) as error:
-        raise refuse(None, f"it is damaged ({error})") from error
+    except _ZIP_FAULTS as error:
+        # ascii: a codec's complaint quotes the bytes it stumbled over
+        raise refuse(None, f"it is damaged ({ascii(str(error))[1:-1]})") from error
 
 
 def _zip_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, plan: Plan, writer: _Writer) -> None:

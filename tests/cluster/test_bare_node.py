@@ -1,0 +1,77 @@
+"""On a node that lacks a library: brought by its own package source, missed when it goes, and told when it cannot come.
+
+The tests go on from one another, in this order: one node, one engine, one life.
+"""
+
+from __future__ import annotations
+
+import pytest
+from cluster_node import HEAD, NAMES, PACKAGES, Lab, wait
+
+pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("cluster")]
+
+SOURCE = f"deb [trusted=yes] http://{PACKAGES}/ ./"
+LACKING = "libgomp.so.1 is missing and no package source of this node has libgomp1"
+
+
+def has_library(lab: Lab) -> bool:
+    return lab.node("sh", "-c", "ls /usr/lib/*/libgomp.so.1", code=None).returncode == 0
+
+
+def test_the_node_is_bare_and_alone(lab: Lab) -> None:
+    assert lab.node("hostname").stdout == "bare\n"
+    assert not has_library(lab)
+    assert lab.node("dpkg-query", "-W", "libgomp1", code=None).returncode != 0
+    assert lab.node("dpkg", "--audit").stdout == ""
+    assert lab.node("ip", "route").stdout.split()[0] == "10.213.77.0/24"
+    assert "default" not in lab.node("ip", "route").stdout
+
+
+def test_without_any_package_source_the_words_say_so(lab: Lab) -> None:
+    lab.start_server(engines={"llama.cpp": "b1"}, sources=["github"])
+    lab.start_agent(recheck_interval="1s")
+    found = lab.await_engine("failed", LACKING)
+    assert not found["usable"]
+    assert found["words"].startswith(f"failed: {LACKING}")
+    assert "; next try at " in found["words"]
+    # what the archive holds was fetched by the real names, over TLS this node's store vouches for
+    asked = [line.split()[0] for line in lab.log("github").splitlines()]
+    assert asked[0] == "api.github.com"
+    assert set(asked) == set(NAMES)
+
+
+def test_the_library_comes_from_the_nodes_own_source_and_the_engine_is_ready(lab: Lab) -> None:
+    lab.sources(SOURCE)
+    found = lab.await_engine("ready")
+    assert (found["build"], found["usable"]) == ("cpu", True)
+    assert found["words"] == "ready: CPU build, seen to run"
+    assert has_library(lab)
+    assert "install ok installed" in lab.node("dpkg-query", "-s", "libgomp1").stdout
+    asked = lab.log("packages")
+    assert "libgomp1.deb" in asked
+    linked = lab.node("sh", "-c", "ldd /opt/llmgw/engines/llama.cpp/b1-cpu/llama-server").stdout
+    assert "libgomp.so.1 => /" in linked
+    assert "not found" not in linked
+
+
+def losses(lab: Lab) -> int:
+    return lab.log("agent").count("broken: libgomp.so.1 is missing")
+
+
+def test_a_removed_library_is_noticed_and_brought_back(lab: Lab) -> None:
+    before = losses(lab)
+    lab.node("apt-get", "-y", "remove", "libgomp1")
+    wait(lambda: losses(lab) > before, 20, "the loss to be noticed", lambda: lab.log("agent")[-2000:])
+    wait(lambda: has_library(lab), 20, "the library to come back", lambda: lab.log("agent")[-2000:])
+    assert lab.await_engine("ready")["usable"]
+
+
+def test_a_removed_library_with_no_source_left_is_broken_in_words(lab: Lab) -> None:
+    lab.sources()
+    lab.node("apt-get", "-y", "remove", "libgomp1")
+    found = lab.await_engine("broken", LACKING)
+    assert not found["usable"]
+    assert found["words"].startswith("broken: ")
+    assert HEAD not in found["words"]
+    lab.sources(SOURCE)
+    assert lab.await_engine("ready")["usable"]
