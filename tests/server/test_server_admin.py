@@ -233,3 +233,46 @@ def test_words_of_a_lost_node_say_that_they_are_old(api: Api) -> None:
     told = api("GET", "/replicas")["replicas"][0]
     assert (told["presence"], told["state"]) == ("lost", "ready")
     assert told["words"] == "lost: no report for 20 s (3 beats of 5 s); it said last: ready"
+
+
+def test_a_node_is_drained_and_takes_replicas_again_and_says_how_far_it_is(api: Api) -> None:
+    api.plane.join("n1")
+    api.plane.fleet.reported("n1", report())
+    api("PUT", "/profiles/qwen", {"model": "/m.gguf"})
+    api.plane.fleet.reported("n1", report(replicas=(status("qwen#0", 1, ReplicaState.READY),)))
+    assert api("POST", "/nodes/n1/drain", {}) == {
+        "node_id": "n1",
+        "draining": True,
+        "words": "draining: 1 replica to move: qwen#0",
+    }
+    told = api("GET", "/nodes/n1")
+    assert (told["draining"], told["drain_words"]) == (True, "draining: 1 replica to move: qwen#0")
+    assert api("GET", "/profiles/qwen")["note"] == "replica qwen#0 stays on draining node n1: no other node takes it"
+    assert api("POST", "/nodes/n1/undrain", {})["draining"] is False
+    assert api("GET", "/nodes/n1")["drain_words"] == ""
+    assert api("POST", "/nodes/nobody/drain", {}, status=404)["error"]["code"] == "not-found"
+
+
+def test_a_profile_is_scaled_by_number_only(api: Api) -> None:
+    api("PUT", "/profiles/org/qwen", {"model": "/m.gguf"})
+    told = api("POST", "/profiles/org/qwen/scale", {"replicas": 3})
+    assert (told["replicas_wanted"], told["profile"]["replicas"]) == (3, 3)
+    for wrong in ({}, {"replicas": "3"}, {"replicas": -1}, {"replicas": True}, [], {"replicas": 10**6}):
+        assert api("POST", "/profiles/org/qwen/scale", wrong, status=400)["error"]["message"].startswith("`replicas`")
+    assert api("POST", "/profiles/none/scale", {"replicas": 1}, status=404)["error"]["code"] == "not-found"
+    assert api("GET", "/profiles/org/qwen")["replicas_wanted"] == 3
+
+
+def test_events_are_listed_and_waited_for(api: Api) -> None:
+    api.plane.join("n1")
+    api("PUT", "/profiles/qwen", {"model": "/m.gguf"})
+    found = api("GET", "/events")["events"]
+    assert [(item["kind"], item["subject"]) for item in found][:2] == [("node", "n1"), ("profile", "qwen")]
+    last = found[-1]["seq"]
+    assert api("GET", f"/events?after={last}")["events"] == []
+    assert len(api("GET", "/events?limit=1")["events"]) == 1
+    api.plane.events.record("server", "", HOSTILE)
+    waited = api("GET", f"/events?after={last}&wait=20")["events"]
+    assert [item["words"] for item in waited] == [HOSTILE]
+    for wrong in ("after=x", "after=-1", "wait=21", "limit=0", "after=" + "9" * 30):
+        api("GET", f"/events?{wrong}", status=400)

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import TypeAlias
 
-from attrs import frozen
+from attrs import define, field, frozen
 
 from llmgw.domain.engines import EngineSpec, EngineState, EngineStatus
-from llmgw.domain.estimate import estimate, find_weights
+from llmgw.domain.estimate import Estimate, estimate, find_weights
 from llmgw.domain.facts import Truth, WeightsFile
 from llmgw.domain.islands import islands
 from llmgw.domain.profiles import Profile
 from llmgw.domain.report import NodeView, Presence
-from llmgw.domain.room import NoRoom, Taken, find_room
+from llmgw.domain.room import NoRoom, Room, Taken, find_room
 
 
 @frozen
@@ -85,13 +85,12 @@ class _Fit:
     """A node that can take the replica, and what decides between several."""
 
     node: NodeView
-    gpus: tuple[str, ...]
+    room: Room
     engine_version: str
     memory_bytes: int | None
     holds_weights: bool
     same_profile: int
     load: int
-    words: str
 
 
 _EMPTY_FLEET = (
@@ -105,6 +104,7 @@ def place(
     fleet: Sequence[NodeView],
     claims: Sequence[Claim] | Claims = (),
     formats: Sequence[str] | None = None,
+    memo: Memo | None = None,
 ) -> Placement | Refusal:
     """Choose the node for one replica of `profile`, or say for every node why it is not that one.
 
@@ -118,6 +118,7 @@ def place(
         fleet: the nodes as they are now (presence judged by the caller).
         claims: replicas placed already; by node id and replica id when there are many.
         formats: weights formats the engine reads, None when not known.
+        memo: what was found out about this very fleet for other profiles; filled further.
     """
     if not fleet:
         return Refusal(profile.name, f"no node can run `{profile.name}`: {_EMPTY_FLEET}", ())
@@ -126,8 +127,10 @@ def place(
     by_node: Claims = _by_node(claims) if not isinstance(claims, Mapping) else claims
     fits: list[_Fit] = []
     refused: list[NodeRefusal] = []
+    case = _Case(profile, spec, formats, memo or Memo())
     for node in sorted(fleet, key=lambda view: view.node_id):
-        answer = _judge(profile, spec, node, by_node.get(node.node_id, {}).values(), formats)
+        on_node = by_node.get(node.node_id)
+        answer = _judge(case, node, on_node.values() if on_node else ())
         if isinstance(answer, _Fit):
             fits.append(answer)
         else:
@@ -139,54 +142,92 @@ def place(
     return Placement(
         profile.name,
         best.node.node_id,
-        best.gpus,
+        best.room.gpus,
         best.engine_version,
-        best.words,
+        "; ".join(part for part in ("holds the weights" if best.holds_weights else "", best.room.words()) if part),
         tuple(refused),
         best.memory_bytes,
     )
 
 
-def _judge(
-    profile: Profile,
-    spec: EngineSpec | None,
-    node: NodeView,
-    on_node: Collection[Claim],
-    formats: Sequence[str] | None,
-) -> _Fit | NodeRefusal:
-    def no(code: str, words: str) -> NodeRefusal:
-        return NodeRefusal(node.node_id, code, words)
+@define
+class Memo:
+    """What one pass over a fleet finds out once for all profiles; good for one snapshot of the fleet."""
 
+    engines: dict[tuple[str, str, str], EngineStatus | NodeRefusal] = field(factory=dict)
+    files: dict[str, Mapping[str, WeightsFile]] = field(factory=dict)
+
+
+@define
+class _Case:
+    """One profile that looks for a node, and the estimates made for it so far by size of the weights."""
+
+    profile: Profile
+    spec: EngineSpec | None
+    formats: Sequence[str] | None
+    memo: Memo
+    estimates: dict[object, Estimate] = field(factory=dict)
+
+    def weights(self, node_id: str, files: tuple[WeightsFile, ...]) -> WeightsFile | None:
+        """The file of that node the profile's `model:` names."""
+        path = self.profile.model.removeprefix("file://")
+        if not path.startswith("/"):
+            return find_weights(self.profile.model, files)
+        if node_id not in self.memo.files:
+            self.memo.files[node_id] = {item.path: item for item in files}
+        return self.memo.files[node_id].get(path)
+
+    def estimate(self, weights: WeightsFile | None) -> Estimate:
+        """Memory of one replica with those weights."""
+        key = None if weights is None else (weights.size_bytes, weights.complete.value)
+        if key not in self.estimates:
+            self.estimates[key] = estimate(self.profile, weights)
+        return self.estimates[key]
+
+    def engine(self, node: NodeView) -> EngineStatus | NodeRefusal:
+        """The node's engine, or what rules the node out for every profile on that engine."""
+        key = (self.profile.engine, self.spec.version if self.spec else "", node.node_id)
+        if key not in self.memo.engines:
+            self.memo.engines[key] = _usable_node(self.profile.engine, self.spec, node)
+        return self.memo.engines[key]
+
+
+def _usable_node(engine: str, spec: EngineSpec | None, node: NodeView) -> EngineStatus | NodeRefusal:
     if node.presence is not Presence.CONNECTED or node.report is None:
-        return no("not-connected", node.presence_words)
+        return NodeRefusal(node.node_id, "not-connected", node.presence_words)
     if node.report.probed_at is None:
-        return no("not-probed", "has not finished probing")
+        return NodeRefusal(node.node_id, "not-probed", "has not finished probing")
     if node.draining:
-        return no("draining", "is draining: it takes no new replicas")
-    engine = usable_engine(profile.engine, spec, node)
-    if isinstance(engine, NodeRefusal):
-        return engine
-    labels = label_words(profile.node_selector, node)
-    if labels:
-        return no("label", f"{labels} for `{profile.name}`")
-    weights = find_weights(profile.model, node.report.weights)
-    model = _model_words(profile, weights, formats)
+        return NodeRefusal(node.node_id, "draining", "is draining: it takes no new replicas")
+    return usable_engine(engine, spec, node)
+
+
+def _judge(case: _Case, node: NodeView, on_node: Collection[Claim]) -> _Fit | NodeRefusal:
+    profile = case.profile
+    engine = case.engine(node)
+    if isinstance(engine, NodeRefusal) or node.report is None:
+        return engine if isinstance(engine, NodeRefusal) else NodeRefusal(node.node_id, "not-connected", "")
+    if profile.node_selector:
+        labels = label_words(profile.node_selector, node)
+        if labels:
+            return NodeRefusal(node.node_id, "label", f"{labels} for `{profile.name}`")
+    weights = case.weights(node.node_id, node.report.weights)
+    model = _model_words(profile, weights, case.formats)
     if model:
-        return no(*model)
-    need = estimate(profile, weights)
+        return NodeRefusal(node.node_id, *model)
+    need = case.estimate(weights)
     taken = [Taken(claim.gpus, claim.memory_bytes, claim.settled, claim.leaving) for claim in on_node]
     room = find_room(profile, need, engine.build, node, taken)
     if isinstance(room, NoRoom):
-        return no(room.code, room.words)
+        return NodeRefusal(node.node_id, room.code, room.words)
     return _Fit(
         node,
-        room.gpus,
+        room,
         engine.version or "",
         need.memory_bytes,
         weights is not None,
         sum(claim.profile == profile.name and not claim.leaving for claim in on_node),
         sum(not claim.leaving for claim in on_node),
-        "; ".join(part for part in ("holds the weights" if weights else "", room.words) if part),
     )
 
 

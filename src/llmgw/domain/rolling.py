@@ -9,7 +9,7 @@ from attrs import evolve
 from llmgw.domain.assignments import Assignment, Rollback, Start, Stop, status_of, wanted_digest
 from llmgw.domain.engines import EngineSpec, EngineState
 from llmgw.domain.ids import replica_id
-from llmgw.domain.placement import Claim, Refusal, label_words, place
+from llmgw.domain.placement import Claim, Memo, Refusal, label_words, place
 from llmgw.domain.profiles import Profile
 from llmgw.domain.replicas import ReplicaSpec, ReplicaState
 from llmgw.domain.report import NodeView, Presence
@@ -41,6 +41,7 @@ class Desk:
         self.refusals: dict[str, Refusal] = {}
         self.notes: dict[str, str] = {}
         self.rollbacks: list[Rollback] = []
+        self.memo = Memo()
         self.leftovers = _leftovers(fleet, kept)
         for item in kept:
             self._claim(_claim(item, by_id))
@@ -76,7 +77,9 @@ class Desk:
         old = self.claims.get(replaces.node_id, {}).get(replaces.spec.replica_id) if replaces is not None else None
         if old is not None:
             self._claim(evolve(old, leaving=True))
-        outcome = place(profile, self.spec(profile), self.fleet, self.claims, self.formats.get(profile.engine))
+        outcome = place(
+            profile, self.spec(profile), self.fleet, self.claims, self.formats.get(profile.engine), self.memo
+        )
         if isinstance(outcome, Refusal):
             self.refusals[profile.name] = outcome
             if old is not None:

@@ -17,10 +17,15 @@ CPU_BUILD = "cpu"
 
 @frozen
 class Room:
-    """Devices (uuids) the replica gets, none for the processor, and how it fits in words."""
+    """Devices (uuids) the replica gets, none for the processor, and how it fits: words are made when asked for."""
 
     gpus: tuple[str, ...]
-    words: str
+    told: str
+    free_bytes: int | None = None
+
+    def words(self) -> str:
+        """How it fits."""
+        return self.told if self.free_bytes is None else f"{self.told}, {format_size(self.free_bytes)} are free"
 
 
 @frozen
@@ -80,13 +85,18 @@ def _in_host_memory(need: Estimate, node: NodeView, taken: Sequence[Taken]) -> R
         return Room((), need.words)
     if free is None:
         return Room((), "free memory not known, so it was not checked")
-    here = [item for item in taken if not item.gpus]
-    free += sum(item.memory_bytes or 0 for item in here if item.settled and item.leaving)
-    coming = sum(item.memory_bytes or 0 for item in here if not item.settled and not item.leaving)
+    coming = 0
+    for item in taken:
+        if item.gpus or item.settled is not item.leaving:
+            continue
+        if item.settled:
+            free += item.memory_bytes or 0
+        else:
+            coming += item.memory_bytes or 0
     if need.memory_bytes > free - coming:
         also = f", of which {format_size(coming)} are for replicas still loading" if coming else ""
         return NoRoom("memory", f"needs {need.words}, {format_size(free)} are free{also}")
-    return Room((), f"needs {need.words}, {format_size(free - coming)} are free")
+    return Room((), f"needs {need.words}", free - coming)
 
 
 def _on_devices(
