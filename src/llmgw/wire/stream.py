@@ -17,7 +17,7 @@ from OpenSSL import SSL
 
 from llmgw.errors import LinkError, TlsError, WireError
 from llmgw.wire.identity import check_server_name
-from llmgw.wire.tls_words import handshake_words
+from llmgw.wire.tls_words import Notes, handshake_words
 
 CLOSED = "the peer closed the connection"
 _BROKE = "the connection broke"
@@ -128,7 +128,7 @@ class TlsStream:
     def __init__(self, sock: socket.socket, context: SSL.Context, server_host: str | None) -> None:
         self._sock = sock
         self._host = server_host
-        self._notes: list[str] = []
+        self._notes = Notes(server_host)
         self._tls = SSL.Connection(context, sock)
         self._tls.set_app_data(self._notes)
         if server_host is None:
@@ -146,6 +146,8 @@ class TlsStream:
         except SSL.WantWriteError:
             return Want.WRITE
         except SSL.Error as error:
+            if self._notes.refusal is not None:
+                raise self._notes.refusal from error
             raise self._failure(error, "the TLS handshake failed") from error
         if self._host is not None:
             certificate = self.certificate()

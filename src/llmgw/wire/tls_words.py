@@ -8,6 +8,9 @@ from typing import Any
 
 from OpenSSL import SSL, crypto
 
+from llmgw.errors import TlsError
+from llmgw.wire.identity import check_server_name
+
 # X509_V_ERR_*, openssl/x509_vfy.h
 _VERIFY = {
     2: "unknown ca", 3: "no revocation list of its ca", 9: "certificate not yet valid", 10: "certificate expired",
@@ -24,6 +27,8 @@ _ALERTS = {
     "revoked certificate": "certificate revoked",
     "bad certificate": "bad certificate",
     "decrypt error": "bad signature",
+    # what OpenSSL says when our own check of the name refuses
+    "internal error": "certificate for another name or role (or a fault inside the peer)",
     "protocol version": "no common TLS version",
     "handshake failure": "no common TLS parameters, or no certificate",
 }
@@ -37,21 +42,49 @@ _REASONS = {
 }
 
 
-def note_verify_failure(
-    connection: SSL.Connection, _certificate: crypto.X509, number: int, depth: int, ok: int
-) -> bool:
-    """Verify callback: keeps OpenSSL's verdict and notes why it was no, which `SSL.Error` does not tell.
+class Notes(list[str]):
+    """What is known of one handshake: why a certificate was not accepted, in words.
 
-    The note goes into the list that is the connection's app data. It must never raise: an exception here would leave
-    `do_handshake` as its own type.
+    Attributes:
+        host: on the dialling end, the name the server's certificate must be for.
+        refusal: set when the chain is good and the name, or the role, is not.
+    """
+
+    def __init__(self, host: str | None) -> None:
+        super().__init__()
+        self.host = host
+        self.refusal: TlsError | None = None
+
+
+def note_verify_failure(connection: SSL.Connection, certificate: crypto.X509, number: int, depth: int, ok: int) -> bool:
+    """Verify callback: OpenSSL's verdict and, for a server, ours about its name; notes why it was no, which
+    `SSL.Error` does not tell. Refusing here and not after the handshake makes OpenSSL tell the server by an alert.
+
+    The notes are the connection's app data. It must never raise: an exception here would leave `do_handshake` as its
+    own type.
     """
     if number == _NO_LIST and not depth:
         # A list was given, though not of this CA: while two CAs are in use the new one may have none yet.
         return True
     notes = connection.get_app_data()
-    if not ok and isinstance(notes, list):
+    if not isinstance(notes, Notes):
+        return bool(ok)
+    if not ok:
         notes.append(_VERIFY.get(number, f"OpenSSL verify error {number}") + (" (of its ca)" if depth else ""))
+    elif not depth and notes.host is not None:
+        notes.refusal = _name_refusal(certificate, notes.host)
+        return notes.refusal is None
     return bool(ok)
+
+
+def _name_refusal(certificate: crypto.X509, host: str) -> TlsError | None:
+    try:
+        check_server_name(certificate.to_cryptography(), host)
+    except TlsError as error:
+        return error
+    except Exception as error:
+        return TlsError("the server's certificate cannot be read", cause=type(error).__name__)
+    return None
 
 
 def handshake_words(error: SSL.Error, notes: Iterable[str]) -> str:
