@@ -186,20 +186,21 @@ class FileServer:
             handler.wfile.write(body)
 
     def _file(self, handler: BaseHTTPRequestHandler, served: Served, asked: Asked) -> None:
-        data, start, status = served.data, 0, 200
+        data, start, status, end = served.data, 0, 200, len(served.data)
         wanted = asked.headers.get("range", "")
         fresh = asked.headers.get("if-range", served.tag()) == served.tag()
         if wanted and fresh and not served.ignore_range:
-            start = int(wanted.removeprefix("bytes=").partition("-")[0])
+            first, _, last = wanted.removeprefix("bytes=").partition("-")
+            start, end = int(first), min(int(last) + 1, len(data)) if last else len(data)
             if start >= len(data):
                 self._whole(handler, 416, b"", {"Content-Range": f"bytes */{len(data)}"})
                 return
             start, status = max(0, start - served.shift_range), 206
         handler.send_response(status)
         if status == 206:
-            handler.send_header("Content-Range", f"bytes {start}-{len(data) - 1}/{len(data)}")
+            handler.send_header("Content-Range", f"bytes {start}-{end - 1}/{len(data)}")
         if not served.no_length and not served.endless:
-            handler.send_header("Content-Length", str(len(data) - start))
+            handler.send_header("Content-Length", str(end - start))
         else:
             handler.send_header("Connection", "close")
         if served.tag():
@@ -210,7 +211,7 @@ class FileServer:
         handler.end_headers()
         if handler.command == "HEAD":
             return
-        body = data[start:]
+        body = data[start:end]
         if served.cuts:
             handler.wfile.write(body[: served.cuts.pop(0)])
             handler.wfile.flush()

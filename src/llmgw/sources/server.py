@@ -188,7 +188,7 @@ def await_kept(
             cause = said.get("message") or f"it answered {answer.status}"
             after = retry_after(answer.headers)
         except HttpError as error:
-            if error.status == 200:  # the whole file in answer to a question for its first byte: it is there
+            if error.status in (200, 206):  # the whole file in answer to a question for its first byte: it is there
                 return
             cause = error.cause or error.message
         failures += 1
