@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Mapping
 from enum import StrEnum
+from zlib import crc32
 
 from attrs import field, frozen
 
@@ -22,6 +23,23 @@ class RouteReplica:
 
 
 @frozen
+class Caps:
+    """What a profile sets where a request says nothing, and the bounds of what it may say; None: no rule.
+
+    Args:
+        max_tokens: no request gets more tokens than this.
+        default_max_tokens, default_temperature: for requests that name none.
+        min_temperature, max_temperature: a request outside is brought to the bound.
+    """
+
+    max_tokens: int | None = None
+    default_max_tokens: int | None = None
+    default_temperature: float | None = None
+    min_temperature: float | None = None
+    max_temperature: float | None = None
+
+
+@frozen
 class RouteModel:
     """One model name and where it is served.
 
@@ -31,6 +49,7 @@ class RouteModel:
         words: the sentence for the 503: the refusal's own lines when refused.
         context: tokens per slot, None while unknown.
         endpoints: paths the engine answers.
+        caps: defaults and bounds of requests, None for none.
     """
 
     name: str
@@ -43,15 +62,24 @@ class RouteModel:
     replicas: tuple[RouteReplica, ...]
     created: int = 0
     refusal: tuple[str, ...] = ()
+    caps: Caps | None = None
 
 
 @frozen
 class RouteKey:
-    """A client's API key as the gateway knows it: the sha256 of the key, and which models it may use (empty: all)."""
+    """A client's API key as the gateway knows it: the sha256 of the key, and which models it may use (empty: all).
+
+    Args:
+        rpm, tpm: requests and tokens per minute, None for no limit.
+        expires: seconds since the epoch from when on it is refused, None for never.
+    """
 
     name: str
     sha256: str
     models: tuple[str, ...] = ()
+    rpm: int | None = None
+    tpm: int | None = None
+    expires: float | None = None
 
 
 @frozen
@@ -73,17 +101,29 @@ class PickWhy(StrEnum):
     ALL_TRIED = "all-tried"
 
 
+class PickReason(StrEnum):
+    """Which rule chose the replica."""
+
+    ONLY = "only"
+    LEAST_LOADED = "least-loaded"
+    AFFINITY = "affinity"
+
+
 @frozen
 class Pick:
     """The replica for the next request, or None and why."""
 
     replica: RouteReplica | None
     why: PickWhy
+    reason: PickReason | None = None
 
 
-_BUSY = Pick(None, PickWhy.BUSY)
-_NONE_READY = Pick(None, PickWhy.NONE_READY)
-_ALL_TRIED = Pick(None, PickWhy.ALL_TRIED)
+Choice = tuple[RouteReplica | None, PickWhy, PickReason | None]
+_BUSY: Choice = (None, PickWhy.BUSY, None)
+_NONE_READY: Choice = (None, PickWhy.NONE_READY, None)
+_ALL_TRIED: Choice = (None, PickWhy.ALL_TRIED, None)
+BOUND = 1.25
+"""How much more than the mean a replica may carry because its prompt cache is warm (Mirrokni et al. 2016, c = 1.25)."""
 
 
 def pick(
@@ -92,31 +132,72 @@ def pick(
     tried: Container[str] = (),
     ejected: Container[str] = (),
     turn: int = 0,
+    prefix: bytes = b"",
 ) -> Pick:
-    """Choose the replica with the fewest requests in flight relative to its slots.
+    """Like `choose`, as a value."""
+    return Pick(*choose(model, in_flight, tried, ejected, turn, prefix))
+
+
+def choose(
+    model: RouteModel,
+    in_flight: Mapping[str, int],
+    tried: Container[str] = (),
+    ejected: Container[str] = (),
+    turn: int = 0,
+    prefix: bytes = b"",
+) -> Choice:
+    """Choose the replica for a request.
 
     A replica never gets more than its slots and never the same request twice. Ejected replicas are passed over, unless
     nothing else is left: the last replica is never ejected, since a doubtful answer is better than a certain refusal.
+    Requests with the same `prefix` go to the same replica, where the prompt is cached, as long as that replica has not
+    more than `BOUND` times the mean load (rendezvous hashing with bounded loads); else the least loaded one gets it.
 
     Args:
         model: where the model is served.
-        in_flight: requests the caller has open, by replica id; a missing id means none.
+        in_flight: open requests by replica id; a missing id means none.
         tried: replica ids that have had this request.
         ejected: replica ids whose connections failed lately.
         turn: counts up per request; equal replicas take turns by it.
+        prefix: what requests of one conversation have in common, b"" for no preference.
+
+    Returns:
+        The replica, or None and why; and which rule chose.
     """
-    ready = [replica for replica in model.replicas if replica.ready]
-    if not ready:
+    usable = [replica for replica in model.replicas if replica.ready]
+    if not usable:
         return _NONE_READY
-    left = [replica for replica in ready if replica.replica_id not in tried]
-    if not left:
-        return _ALL_TRIED
-    usable = [replica for replica in left if replica.replica_id not in ejected] or left
+    if tried:
+        usable = [replica for replica in usable if replica.replica_id not in tried]
+        if not usable:
+            return _ALL_TRIED
+    if ejected:
+        usable = [replica for replica in usable if replica.replica_id not in ejected] or usable
+    count = len(usable)
+    if count == 1:
+        only = usable[0]
+        if in_flight.get(only.replica_id, 0) < (only.slots or 1):
+            return only, PickWhy.CHOSEN, PickReason.ONLY
+        return _BUSY
     best: RouteReplica | None = None
     best_load = 1.0
-    for step in range(len(usable)):
-        replica = usable[(turn + step) % len(usable)]
-        load = in_flight.get(replica.replica_id, 0) / max(1, replica.slots)
-        if load < best_load:
-            best, best_load = replica, load
-    return _BUSY if best is None else Pick(best, PickWhy.CHOSEN)
+    home: RouteReplica | None = None
+    home_weight, total, room = -1, 1, 0
+    seed = crc32(prefix) if prefix else 0
+    turn %= count
+    for replica in usable[turn:] + usable[:turn]:
+        load = in_flight.get(replica.replica_id, 0)
+        slots = replica.slots or 1
+        if load / slots < best_load:
+            best, best_load = replica, load / slots
+        if prefix:
+            total += load
+            room += slots
+            weight = crc32(replica.replica_id.encode(), seed)
+            if weight > home_weight:
+                home, home_weight = replica, weight
+    if home is not None:
+        load, slots = in_flight.get(home.replica_id, 0), home.slots or 1
+        if load < slots and load + 1 <= max(1.0, BOUND * total * slots / room):
+            return home, PickWhy.CHOSEN, PickReason.AFFINITY
+    return _BUSY if best is None else (best, PickWhy.CHOSEN, PickReason.LEAST_LOADED)

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from llmgw.gateway.errors import Answer
 from llmgw.gateway.head import header_lines
 from llmgw.gateway.relay import Relay
+from llmgw.gateway.reply import Reply
 from llmgw.gateway.upstream import Upstream
-
-if TYPE_CHECKING:
-    pass
 
 _HOP = frozenset(
     b"connection content-length keep-alive proxy-authenticate proxy-authorization proxy-connection te trailer "
@@ -70,13 +67,15 @@ class AdminRelay(Relay):
             lines.append(b"Content-Length: %d\r\n" % len(self.body))
         lines.append(b"X-Forwarded-For: %b\r\n" % self.client.peer.encode("ascii", "replace"))
         lines.append(b"X-Forwarded-Proto: %b\r\n" % (b"https" if self.client.secure else b"http"))
-        lines.append(b"X-Request-Id: %b\r\nConnection: close\r\n\r\n" % head.request_id)
+        lines.append(b"X-Request-Id: %b\r\nConnection: close\r\n\r\n" % self.request_id)
         return b"".join(lines)
 
-    def _on_head(self, upstream: Upstream) -> None:
-        self.status = upstream.status
-        self._answer_fields = upstream.headers
-        self._open(upstream.status, self._lines(), upstream.length)
+    def _on_head(self, upstream: Upstream, reply: Reply) -> None:
+        self._answer_fields = reply.fields
+        length = upstream.length
+        if self.head.method == "HEAD":
+            length = reply.length
+        self._open(reply.status, self._lines(), length)
 
     def _lines(self) -> bytes:
         dropped = _HOP | _named(self._answer_fields)
@@ -86,7 +85,7 @@ class AdminRelay(Relay):
                 lines.append(b"%b: %b\r\n" % (name, value))
                 if name == b"content-type" and value.startswith(b"text/event-stream"):
                     lines.append(b"x-accel-buffering: no\r\n")
-        lines.append(b"x-request-id: %b\r\n" % self.head.request_id)
+        lines.append(b"x-request-id: %b\r\n" % self.request_id)
         return b"".join(lines)
 
     def _away(self, cause: str, status: int) -> Answer:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from typing import Protocol
 
 from attrs import define
 
-from llmgw.domain.routing import PickWhy, RouteModel, RouteReplica, RouteTable, pick
+from llmgw.domain.routing import PickReason, PickWhy, RouteModel, RouteReplica, RouteTable, choose
 from llmgw.gateway import errors
 from llmgw.gateway.errors import Answer
 from llmgw.gateway.settings import Options
+from llmgw.gateway.shared import Shared
 
 _LOG = logging.getLogger("llmgw.gateway")
 _EJECT_MAX_S = 60.0
@@ -21,9 +22,11 @@ class Waiter(Protocol):
     """A request that wants a replica. Exactly one of `start` and `refused` is called, unless it leaves."""
 
     model_name: str
-    tried: set[str]
+    key_name: str
+    prefix: bytes
+    tried: Set[str]
 
-    def start(self, model: RouteModel, replica: RouteReplica) -> None:
+    def start(self, model: RouteModel, replica: RouteReplica, reason: PickReason | None) -> None:
         """A slot of `replica` is yours; give it back by `Balance.release`."""
         ...
 
@@ -46,10 +49,70 @@ class _Sick:
     until: float = 0.0
 
 
-class Balance:
-    """The routing table, requests in flight per replica, and one queue per model in order of arrival."""
+class Queue:
+    """Those who wait for one model: first come first served within a key, and between keys the one that has least.
 
-    def __init__(self, options: Options, now: Callable[[], float]) -> None:
+    The next slot goes to the key with the fewest requests at the engines; among equals to the one served longest ago.
+    """
+
+    __slots__ = ("_served", "_turn", "by_key", "size")
+
+    def __init__(self) -> None:
+        self.by_key: dict[str, dict[Waiter, float]] = {}
+        self.size = 0
+        self._turn = 0
+        self._served: dict[str, int] = {}
+
+    def add(self, waiter: Waiter, deadline: float) -> None:
+        """At the end of its key's line."""
+        line = self.by_key.get(waiter.key_name)
+        if line is None:
+            line = self.by_key[waiter.key_name] = {}
+        line[waiter] = deadline
+        self.size += 1
+
+    def remove(self, waiter: Waiter) -> bool:
+        """False when it is not there."""
+        line = self.by_key.get(waiter.key_name)
+        if line is None or line.pop(waiter, None) is None:
+            return False
+        self.size -= 1
+        if not line:
+            del self.by_key[waiter.key_name]
+            if not self.by_key:
+                self._served.clear()
+        return True
+
+    def next(self, busy: dict[str, int], passed: set[Waiter]) -> Waiter | None:
+        """Who is next, without those in `passed`."""
+        best: Waiter | None = None
+        best_rank = (0, 0)
+        for name, line in self.by_key.items():
+            first = next((waiter for waiter in line if waiter not in passed), None) if passed else next(iter(line))
+            rank = (busy.get(name, 0), self._served.get(name, 0))
+            if first is not None and (best is None or rank < best_rank):
+                best, best_rank = first, rank
+        return best
+
+    def served(self, key_name: str) -> None:
+        """This key has just got a slot."""
+        self._turn += 1
+        self._served[key_name] = self._turn
+
+    def longest(self) -> tuple[str, int]:
+        """The key with most requests waiting, and how many."""
+        name = max(self.by_key, key=lambda each: len(self.by_key[each]))
+        return name, len(self.by_key[name])
+
+    def late(self, now: float) -> list[Waiter]:
+        """Whose deadline is over."""
+        return [waiter for line in self.by_key.values() for waiter, deadline in line.items() if deadline <= now]
+
+
+class Balance:
+    """The routing table, requests in flight per replica, and one queue per model."""
+
+    def __init__(self, options: Options, now: Callable[[], float], shared: Shared | None = None) -> None:
         self.table: RouteTable | None = None
         self.models: dict[str, RouteModel] = {}
         self.paths: frozenset[str] = frozenset()
@@ -58,9 +121,11 @@ class Balance:
         self.ejections = 0
         self._options = options
         self._now = now
+        self._shared = shared
         self._sick: dict[str, _Sick] = {}
         self._turn = 0
-        self._queues: dict[str, dict[Waiter, float]] = {}
+        self._queues: dict[str, Queue] = {}
+        self._key_busy: dict[str, dict[str, int]] = {}
 
     def apply(self, table: RouteTable) -> None:
         """Take over a snapshot and let those who wait look again: any change may be what they wait for."""
@@ -69,6 +134,9 @@ class Balance:
         self.models.update({model.name: model for model in table.models})
         self.paths = frozenset(path for model in table.models for path in model.endpoints)
         where = {replica.replica_id: replica for model in table.models for replica in model.replicas}
+        for counts in (self.in_flight, self.busy, *self._key_busy.values()):
+            for name in [name for name, count in counts.items() if not count]:
+                del counts[name]
         for replica_id, sick in list(self._sick.items()):
             replica = where.get(replica_id)
             if replica is None or (replica.host, replica.port) != (sick.host, sick.port):
@@ -76,9 +144,13 @@ class Balance:
         for name in list(self._queues):
             self._look_again(name)
 
+    def running(self) -> dict[str, int]:
+        """Requests at engines, by model."""
+        return {name: count for name, count in self.busy.items() if count}
+
     def queued(self) -> dict[str, int]:
         """How many requests wait, by model."""
-        return {name: len(queue) for name, queue in self._queues.items() if queue}
+        return {name: queue.size for name, queue in self._queues.items() if queue.size}
 
     def admit(self, waiter: Waiter) -> None:
         """Start the request on a replica, let it wait in its model's queue, or refuse it."""
@@ -87,7 +159,7 @@ class Balance:
             waiter.refused(errors.model_not_found(waiter.model_name, self.names()))
             return
         queue = self._queues.get(model.name)
-        if (queue and not waiter.tried) or not self._try(waiter, model):
+        if (queue is not None and queue.size and not waiter.tried) or not self._try(waiter, model):
             self._wait(waiter, model)
 
     def find(self, name: str) -> RouteModel | None:
@@ -98,25 +170,31 @@ class Balance:
         """The models there are, without aliases."""
         return [model.name for model in self.table.models] if self.table else []
 
-    def release(self, model_name: str, replica_id: str) -> None:
-        """Give a slot back; the first waiter gets it."""
-        _down(self.in_flight, replica_id)
-        _down(self.busy, model_name)
-        if self._queues.get(model_name):
+    def release(self, model_name: str, replica_id: str, key_name: str = "") -> None:
+        """Give a slot back; the next waiter gets it."""
+        self.in_flight[replica_id] -= 1
+        self.busy[model_name] -= 1
+        if self._shared is not None:
+            self._shared.add(replica_id, -1)
+        queue = self._queues.get(model_name)
+        if key_name:
+            self._key_busy[model_name][key_name] -= 1
+        if queue is not None and queue.size:
             self._look_again(model_name)
 
     def leave(self, waiter: Waiter) -> None:
         """The client of a waiting request has gone."""
         for queue in self._queues.values():
-            queue.pop(waiter, None)
+            queue.remove(waiter)
 
     def expire(self) -> None:
-        """Refuse those whose time in the queue is over."""
+        """Refuse those whose time in the queue is over; with other processes about, look whether they freed a slot."""
         now = self._now()
         for name, queue in list(self._queues.items()):
-            late = [waiter for waiter, deadline in queue.items() if deadline <= now]
-            for waiter in late:
-                if queue.pop(waiter, None) is None:
+            if self._shared is not None and queue.size:
+                self._look_again(name)
+            for waiter in queue.late(now):
+                if not queue.remove(waiter):
                     continue
                 model = self.models.get(name)
                 waited = self._options.queue_timeout_s
@@ -143,59 +221,86 @@ class Balance:
 
     def _ejected(self) -> frozenset[str]:
         if not self._sick:
-            return frozenset()
+            return _NOBODY
         now = self._now()
         return frozenset(replica_id for replica_id, sick in self._sick.items() if sick.until > now)
 
     def _try(self, waiter: Waiter, model: RouteModel) -> bool:
         """True when the waiter's fate is decided, False when it has to wait."""
         self._turn += 1
-        chosen = pick(model, self.in_flight, waiter.tried, self._ejected(), self._turn)
-        if chosen.replica is not None:
-            replica_id = chosen.replica.replica_id
+        counts = self.in_flight if self._shared is None else self._shared.counts(model, self.in_flight)
+        replica, why, reason = choose(model, counts, waiter.tried, self._ejected(), self._turn, waiter.prefix)
+        if replica is not None:
+            replica_id, name = replica.replica_id, model.name
             self.in_flight[replica_id] = self.in_flight.get(replica_id, 0) + 1
-            self.busy[model.name] = self.busy.get(model.name, 0) + 1
-            waiter.start(model, chosen.replica)
-        elif chosen.why is PickWhy.ALL_TRIED:
+            self.busy[name] = self.busy.get(name, 0) + 1
+            if self._shared is not None:
+                self._shared.add(replica_id, 1)
+            if waiter.key_name:
+                mine = self._key_busy.get(name)
+                if mine is None:
+                    mine = self._key_busy[name] = {}
+                mine[waiter.key_name] = mine.get(waiter.key_name, 0) + 1
+            waiter.start(model, replica, reason)
+        elif why is PickWhy.ALL_TRIED:
             waiter.exhausted(model)
-        elif chosen.why is PickWhy.NONE_READY and (model.state != "loading" or self._options.queue <= 0):
+        elif why is PickWhy.NONE_READY and (model.state != "loading" or self._options.queue <= 0):
             waiter.refused(errors.not_ready(model))
         else:
             return False
         return True
 
     def _wait(self, waiter: Waiter, model: RouteModel) -> None:
-        queue = self._queues.setdefault(model.name, {})
-        if len(queue) >= self._options.queue:
-            waiter.refused(errors.queue_full(model, len(queue)))
+        queue = self._queues.get(model.name)
+        if queue is None:
+            queue = self._queues[model.name] = Queue()
+        deadline = self._now() + self._options.queue_timeout_s
+        if queue.size < self._options.queue:
+            queue.add(waiter, deadline)
             return
-        queue[waiter] = self._now() + self._options.queue_timeout_s
+        if queue.size:
+            # full: the key that has most waiting gives up its last one to a key that has fewer
+            flooding, count = queue.longest()
+            mine = queue.by_key.get(waiter.key_name)
+            if flooding != waiter.key_name and count > (len(mine) if mine else 0) + 1:
+                last = next(reversed(queue.by_key[flooding]))
+                size = queue.size
+                queue.remove(last)
+                queue.add(waiter, deadline)
+                last.refused(errors.queue_full(model, size))
+                return
+        waiter.refused(errors.queue_full(model, queue.size))
 
     def _look_again(self, name: str) -> None:
         queue = self._queues[name]
-        for waiter in list(queue):
-            deadline = queue.pop(waiter, None)
-            if deadline is None:
-                continue
+        passed: set[Waiter] = set()
+        while queue.size:
+            waiter = queue.next(self._key_busy.get(name, _NONE), passed)
+            if waiter is None:
+                return
             model = self.models.get(waiter.model_name)
             if model is None:
+                queue.remove(waiter)
                 waiter.refused(errors.model_not_found(waiter.model_name, self.names()))
-            elif not self._try(waiter, model):
-                self._put_back(queue, waiter, deadline)
-                if not waiter.tried:
-                    return
+                continue
+            # it keeps its place until its fate is decided; a decided one must not be found by what it sets off
+            line = queue.by_key[waiter.key_name]
+            deadline = line[waiter]
+            queue.remove(waiter)
+            if self._try(waiter, model):
+                queue.served(waiter.key_name)
+                continue
+            self._put_back(queue, waiter, deadline)
+            if not waiter.tried:
+                return
+            passed.add(waiter)
 
     @staticmethod
-    def _put_back(queue: dict[Waiter, float], waiter: Waiter, deadline: float) -> None:
-        others = list(queue.items())
-        queue.clear()
-        queue[waiter] = deadline
-        queue.update(others)
+    def _put_back(queue: Queue, waiter: Waiter, deadline: float) -> None:
+        line = queue.by_key.get(waiter.key_name, {})
+        queue.by_key[waiter.key_name] = {waiter: deadline, **line}
+        queue.size += 1
 
 
-def _down(counts: dict[str, int], name: str) -> None:
-    left = counts.get(name, 0) - 1
-    if left > 0:
-        counts[name] = left
-    else:
-        counts.pop(name, None)
+_NOBODY: frozenset[str] = frozenset()
+_NONE: dict[str, int] = {}

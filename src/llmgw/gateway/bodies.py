@@ -6,6 +6,7 @@ import re
 
 import msgspec
 
+from llmgw.domain.routing import Caps
 from llmgw.gateway.errors import RequestRefused, malformed, refuse
 
 _SIZE = re.compile(rb"([0-9A-Fa-f]{1,12})(?:[ \t]*;[\t\x20-\x7e]*)?")
@@ -96,6 +97,8 @@ class Asked(msgspec.Struct, gc=False):
 
     model: str | None = None
     stream: bool | None = None
+    messages: msgspec.Raw = msgspec.Raw()
+    prompt: msgspec.Raw = msgspec.Raw()
 
 
 _DECODER = msgspec.json.Decoder(Asked)
@@ -122,3 +125,74 @@ def read_asked(body: bytes | bytearray) -> Asked:
     if not asked.model:
         raise RequestRefused(refuse(400, "the request names no `model`", code="missing_model", param="model"))
     return asked
+
+
+_PREFIX = 512
+_ROLE = b'"role"'
+
+
+def prefix_of(asked: Asked) -> bytes:
+    """What all requests of one conversation begin with: the first message, the first two after a system message.
+
+    Cut at the next `"role"`, which cannot be inside of a text since quotes there are escaped; a client that writes the
+    role after the content gets its affinity from the second turn on.
+    """
+    raw = bytes(asked.messages)
+    if not raw:
+        return bytes(asked.prompt)[:_PREFIX]
+    first = raw.find(_ROLE)
+    cut = raw.find(_ROLE, first + 6)
+    if cut > 0 and raw.find(b'"user"', first + 6, first + 20) < 0:
+        cut = raw.find(_ROLE, cut + 6)
+    return (raw if cut < 0 else raw[:cut]).rstrip(b" \t\r\n,{}[]")
+
+
+class _Limited(msgspec.Struct, gc=False):
+    max_tokens: msgspec.Raw = msgspec.Raw()
+    max_completion_tokens: msgspec.Raw = msgspec.Raw()
+    max_output_tokens: msgspec.Raw = msgspec.Raw()
+    n_predict: msgspec.Raw = msgspec.Raw()
+    temperature: msgspec.Raw = msgspec.Raw()
+
+
+_LIMITED = msgspec.json.Decoder(_Limited)
+_TOKEN_FIELDS = {"/v1/responses": ("max_output_tokens",), "/v1/messages": ("max_tokens",)}
+_CAPPED = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages")
+
+
+def apply_caps(body: bytes | bytearray, path: str, caps: Caps) -> bytes | bytearray:
+    """Bring `max_tokens` and `temperature` of a request within a profile's bounds, and set its defaults."""
+    if path not in _CAPPED:
+        return body
+    said = _LIMITED.decode(body)
+    changed: dict[str, float | int] = {}
+    names = _TOKEN_FIELDS.get(path, ("n_predict", "max_completion_tokens", "max_tokens"))
+    given = [(name, value) for name in names if (value := _number(getattr(said, name))) is not None]
+    for name, value in given:
+        if caps.max_tokens is not None and not 0 <= value <= caps.max_tokens:
+            changed[name] = caps.max_tokens
+    default = caps.default_max_tokens if caps.default_max_tokens is not None else caps.max_tokens
+    if not given and default is not None:
+        changed[names[-1]] = default if caps.max_tokens is None else min(default, caps.max_tokens)
+    warmth = _number(said.temperature)
+    wanted = caps.default_temperature if warmth is None else warmth
+    if wanted is not None:
+        if caps.min_temperature is not None:
+            wanted = max(wanted, caps.min_temperature)
+        if caps.max_temperature is not None:
+            wanted = min(wanted, caps.max_temperature)
+        if wanted != warmth:
+            changed["temperature"] = wanted
+    if not changed:
+        return body
+    fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+    fields.update({name: msgspec.Raw(msgspec.json.encode(value)) for name, value in changed.items()})
+    return msgspec.json.encode(fields)
+
+
+def _number(raw: msgspec.Raw) -> float | int | None:
+    data = bytes(raw)
+    if not data:
+        return None
+    value = msgspec.json.decode(data)
+    return value if isinstance(value, (int, float)) and not isinstance(value, bool) else None

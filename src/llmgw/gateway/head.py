@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from functools import lru_cache
+from typing import Any
 
 from llmgw.gateway.errors import malformed
 
@@ -18,12 +19,14 @@ _HEAD = re.compile(
 )
 _KNOWN = re.compile(
     rb"(?:\A|\n)((?i:host|content-length|transfer-encoding|connection|expect|authorization|x-api-key|content-type"
-    rb"|accept|x-request-id)):([^\r]*+)"
+    rb"|accept|x-request-id|origin)):([^\r]*+)"
 )
 _HOST = re.compile(rb"[A-Za-z0-9._~:\[\]%-]{0,255}")
 _LENGTH = re.compile(rb"[0-9]{1,15}")
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/@+=-]{1,128}")
 _FIELD = re.compile(rb"[\x20-\x7e]{1,256}")
+_SMALL = 4096
+_REMEMBERED = 1024
 _ONCE = frozenset((b"host", b"content-length", b"transfer-encoding", b"authorization", b"x-api-key", b"content-type"))
 
 
@@ -31,6 +34,7 @@ class RequestHead:
     """What the gateway reads of a request head; `fields` is the raw header block, for the relay to the admin socket."""
 
     __slots__ = (
+        "_engine_lines",
         "accept",
         "authorization",
         "chunked",
@@ -39,10 +43,12 @@ class RequestHead:
         "fields",
         "host",
         "http11",
+        "json_path",
         "keep_alive",
         "key",
         "length",
         "method",
+        "origin",
         "path",
         "request_id",
         "target",
@@ -64,6 +70,19 @@ class RequestHead:
         self.content_type = b""
         self.accept = b""
         self.request_id = b""
+        self.origin = b""
+        self.json_path = self.path.replace("\\", "\\\\").replace('"', '\\"').encode("ascii")
+        self._engine_lines = b""
+
+    def engine_lines(self) -> bytes:
+        """The lines of a head towards an engine that come from this one: made anew, never copied."""
+        if not self._engine_lines:
+            self._engine_lines = b"POST %b HTTP/1.1\r\nContent-Type: %b\r\nAccept: %b\r\n" % (
+                self.path.encode("ascii"),
+                self.content_type or b"application/json",
+                self.accept or b"*/*",
+            )
+        return self._engine_lines
 
 
 def read_head(raw: bytes) -> RequestHead:
@@ -99,6 +118,8 @@ def read_head(raw: bytes) -> RequestHead:
         head.content_type = _plain(seen[b"content-type"])
     if b"accept" in seen:
         head.accept = _plain(seen[b"accept"])
+    if b"origin" in seen:
+        head.origin = _plain(seen[b"origin"])
     if b"x-request-id" in seen and _REQUEST_ID.fullmatch(seen[b"x-request-id"]):
         head.request_id = seen[b"x-request-id"]
     return head
@@ -164,3 +185,39 @@ def _why(raw: bytes) -> str:
     if rest.count(b"\n") > 100:
         return "the request has more than 100 headers"
     return "a header line is malformed"
+
+
+class Heads:
+    """Heads that were read before, with the length cut out: a client sends the same one again and again.
+
+    What is kept with a head is the caller's (where the request goes, whose key it carries) and must be forgotten when
+    that may change. Only good heads are kept, so there is nothing to learn from the time an unknown one takes.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[bytes, Any] = {}
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._known.clear()
+
+    def find(self, raw: bytes) -> tuple[Any, bytes, int]:
+        """What was kept for a head like this one (or None), the key to keep it by, and its Content-Length."""
+        length = 0
+        at = raw.find(b"\r\nContent-Length: ")
+        if at < 0:
+            at = raw.find(b"\r\ncontent-length: ")
+        if at > 0:
+            end = raw.find(b"\r\n", at + 18)
+            digits = raw[at + 18 : end]
+            if digits.isdigit() and len(digits) <= 15:
+                length = int(digits)
+                raw = raw[: at + 18] + raw[end:]
+        return self._known.get(raw), raw, length
+
+    def keep(self, name: bytes, value: Any) -> None:
+        """Keep something for the name that `find` gave."""
+        if len(name) <= _SMALL:
+            if len(self._known) >= _REMEMBERED:
+                self._known.clear()
+            self._known[name] = value

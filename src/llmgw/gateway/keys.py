@@ -1,28 +1,78 @@
-"""Client keys: who is asking, and which models they may use."""
+"""Client keys: who is asking, which models they may use, how much per minute."""
 
 from __future__ import annotations
 
 import hashlib
 import hmac
+import time
+from collections.abc import Callable
 
 from llmgw.domain.routing import RouteKey, RouteTable
 from llmgw.gateway.errors import Answer, RequestRefused, refuse
 from llmgw.gateway.head import RequestHead
 
 _NOBODY = "0" * 64
+_MINUTE_S = 60.0
+
+
+class Budget:
+    """What a key has left of its limits: two buckets that fill evenly, a minute's worth each.
+
+    Tokens are known only afterwards: a request may overdraw, and the next one waits until the debt is paid.
+    """
+
+    __slots__ = ("at", "requests", "rpm", "tokens", "tpm")
+
+    def __init__(self, rpm: int | None, tpm: int | None, at: float) -> None:
+        self.rpm, self.tpm = rpm, tpm
+        self.requests = float(rpm or 0)
+        self.tokens = float(tpm or 0)
+        self.at = at
+
+    def take(self, now: float, share: float) -> tuple[str, float] | None:
+        """Take one request; else which limit is reached and the seconds until it is not. `share`: our part of it."""
+        passed = (now - self.at) / _MINUTE_S
+        self.at = now
+        if self.rpm is not None:
+            most = max(1.0, self.rpm * share)
+            self.requests = min(most, self.requests + passed * self.rpm * share)
+            if self.requests < 1.0:
+                return "rpm", (1.0 - self.requests) / (self.rpm * share) * _MINUTE_S
+        if self.tpm is not None:
+            self.tokens = min(self.tpm * share, self.tokens + passed * self.tpm * share)
+            if self.tokens <= 0.0:
+                return "tpm", (1.0 - self.tokens) / (self.tpm * share) * _MINUTE_S
+        self.requests -= 1.0
+        return None
 
 
 class Keys:
-    """The keys of the last snapshot."""
+    """The keys of the last snapshot.
 
-    def __init__(self) -> None:
+    Args:
+        now: seconds on a clock that only goes forward.
+    """
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._by_digest: dict[str, RouteKey] = {}
+        self._budgets: dict[str, Budget] = {}
         self._required = False
+        self._now = now
+        self.share = 1.0
 
     def apply(self, table: RouteTable) -> None:
-        """Take over the keys of a new snapshot."""
+        """Take over the keys of a new snapshot; what is left of a limit stays as it is unless the limit changed."""
         self._by_digest = {key.sha256.lower(): key for key in table.keys}
         self._required = table.keys_required
+        old, self._budgets = self._budgets, {}
+        for key in table.keys:
+            if key.rpm is not None or key.tpm is not None:
+                budget = old.get(key.name)
+                if budget is None or (budget.rpm, budget.tpm) != (key.rpm, key.tpm):
+                    budget = Budget(key.rpm, key.tpm, self._now())
+                    budget.requests *= self.share
+                    budget.tokens *= self.share
+                self._budgets[key.name] = budget
 
     def check(self, head: RequestHead) -> RouteKey | None:
         """Who sent this request; None for an anonymous request where no key is required.
@@ -47,13 +97,44 @@ class Keys:
         key = self._by_digest.get(digest)
         if not hmac.compare_digest(digest, key.sha256.lower() if key else _NOBODY) or key is None:
             raise RequestRefused(_unauthorized("the API key is not known here", "invalid_api_key"))
+        check_expiry(key)
         return key
+
+    def limited(self, key: RouteKey) -> Answer | None:
+        """Count a request of this key; 429 when its limits do not allow one now."""
+        budget = self._budgets.get(key.name)
+        if budget is None:
+            return None
+        over = budget.take(self._now(), self.share)
+        if over is None:
+            return None
+        which, wait_s = over
+        what = f"{key.rpm} requests" if which == "rpm" else f"{key.tpm} tokens"
+        words = f"the API key `{key.name}` is limited to {what} a minute; the next is possible in {wait_s:.1f} s"
+        code = "rate_limit_exceeded" if which == "rpm" else "token_limit_exceeded"
+        return refuse(429, words, kind="rate_limit_error", code=code, retry_after_s=wait_s)
+
+    def spend(self, key: RouteKey, tokens: int) -> None:
+        """An answer of this key has used so many tokens."""
+        budget = self._budgets.get(key.name)
+        if budget is not None and budget.tpm is not None:
+            budget.tokens -= tokens
 
     def _given(self, head: RequestHead) -> bytes | None:
         scheme, _, rest = head.authorization.partition(b" ")
         if scheme.lower() == b"bearer" and rest.strip(b" "):
             return rest.strip(b" ")
         return head.key or None
+
+
+def check_expiry(key: RouteKey) -> None:
+    """Refuse a key whose time is over.
+
+    Raises:
+        RequestRefused: 401.
+    """
+    if key.expires is not None and time.time() >= key.expires:
+        raise RequestRefused(_unauthorized(f"the API key `{key.name}` has expired", "expired_api_key"))
 
 
 def may_use(key: RouteKey | None, name: str) -> bool:

@@ -9,9 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from llmgw.domain.routing import RouteTable
 from llmgw.gateway.balance import Balance
+from llmgw.gateway.head import Heads
 from llmgw.gateway.keys import Keys
-from llmgw.gateway.serve import ReplicaLines
+from llmgw.gateway.records import AccessLog, Books
+from llmgw.gateway.serve import ReplicaLines, Serve
 from llmgw.gateway.settings import Options
+from llmgw.gateway.shared import Shared
 from llmgw.gateway.stats import Stats
 from llmgw.gateway.upstream import Pool
 
@@ -27,13 +30,20 @@ class Plane:
         now: seconds on a clock that only goes forward.
     """
 
-    def __init__(self, options: Options, admin_path: str, now: Callable[[], float]) -> None:
+    def __init__(
+        self, options: Options, admin_path: str, now: Callable[[], float], shared: Shared | None = None
+    ) -> None:
         self.options = options
         self.admin_path = admin_path
         self.now = now
         self.stats = Stats()
-        self.keys = Keys()
-        self.balance = Balance(options, now)
+        self.keys = Keys(now)
+        self.keys.share = 1.0 / max(1, options.workers)
+        self.shared = shared
+        self.balance = Balance(options, now, shared)
+        self.books = Books(AccessLog(options.access_log, options.access_log_sample))
+        self.heads = Heads()
+        self.cors = cors_lines(options.cors_origins)
         self.pool = Pool(options, now)
         self.lines = ReplicaLines()
         self.clients: set[Client] = set()
@@ -41,20 +51,54 @@ class Plane:
         self.control_connected = False
         self.draining = False
         self._ids = itertools.count(1)
-        self._id_prefix = os.urandom(5).hex()
+        self._id_prefix = os.urandom(5).hex().encode("ascii")
+        self._sweeps = 0
 
     def apply(self, table: RouteTable) -> None:
         """Take over a routing snapshot."""
         self.lines.clear()
+        self.heads.clear()
         self.keys.apply(table)
         self.balance.apply(table)
 
     def new_request_id(self) -> bytes:
         """An id that no other request of any gateway has."""
-        return b"%b-%x" % (self._id_prefix.encode("ascii"), next(self._ids))
+        return b"%b-%x" % (self._id_prefix, next(self._ids))
+
+    def finished(self, serve: Serve, model: str) -> None:
+        """A request for a model has ended: count it, and what it used."""
+        stats, books, status, tokens, key = self.stats, self.books, serve.status, serve.tokens, serve.key
+        now = self.now()
+        stats.total += 1
+        one = stats.of(model)
+        one.codes[status] += 1
+        one.total.add(now - serve.began)
+        if status == 200 or serve.partial:
+            row = books.row(serve.key_name, model)
+            row.requests += 1
+            prompt = tokens.prompt if tokens is not None else None
+            completion = tokens.completion if tokens is not None else None
+            if prompt is not None:
+                row.prompt += prompt
+                one.prompt += prompt
+            if serve.partial:
+                completion = serve.events
+                row.partial_requests += 1
+                row.partial_completion += completion
+                one.partial += completion
+            elif completion is not None:
+                row.completion += completion
+                one.completion += completion
+            elif prompt is None:
+                row.unknown_requests += 1
+                one.unknown += 1
+            if key is not None and key.tpm is not None:
+                self.keys.spend(key, (prompt or 0) + (completion or 0))
+        if books.log.on or books.watched:
+            books.note(serve, model, now)
 
     def sweep(self) -> None:
-        """Judge every deadline; called about twice a second, so no request needs a timer of its own."""
+        """Judge every deadline, so no request needs a timer of its own."""
         now = self.now()
         self.balance.expire()
         self.pool.sweep()
@@ -62,12 +106,27 @@ class Plane:
             relay.check(now)
         for client in list(self.clients):
             client.check(now)
+        self.books.turn()
+        self._sweeps += 1
+        if self.shared is not None and self._sweeps % 10 == 0:
+            self.shared.forget_the_dead()
+
+    def pause_s(self) -> float:
+        """Until the next sweep: a tenth of a second, longer where there is much to look at."""
+        return 0.1 if len(self.clients) < 500 else 0.5
 
     def report(self) -> dict[str, Any]:
         """The `stats` message for the control process."""
         return {
             "type": "stats",
-            "in_flight": dict(self.balance.busy),
+            "in_flight": self.balance.running(),
             "queued": self.balance.queued(),
             "requests": self.stats.total,
         }
+
+
+def cors_lines(origins: str) -> bytes:
+    """The header that lets pages of other origins read answers; "" is none, `*` all."""
+    if not origins:
+        return b""
+    return b"access-control-allow-origin: %b\r\n" % origins.encode("ascii", "replace")

@@ -4,29 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from enum import Enum
 from typing import Any
 
 from llmgw.domain.routing import RouteKey
 from llmgw.gateway.admin import AdminRelay
-from llmgw.gateway.bodies import ChunkedBody, read_asked, too_large
+from llmgw.gateway.bodies import ChunkedBody, apply_caps, prefix_of, read_asked, too_large
 from llmgw.gateway.errors import Answer, RequestRefused, malformed, refuse, status_line
 from llmgw.gateway.head import RequestHead, incomplete_is_hopeless, read_head
+from llmgw.gateway.keys import check_expiry
 from llmgw.gateway.plane import Plane
 from llmgw.gateway.relay import Relay
 from llmgw.gateway.serve import Serve
 from llmgw.gateway.surface import Goal, aim, model_problem
 
+_READ = 64 << 10
 _LINGER_S = 2.0
 _FLUSH_S = 30.0
 _BODY_BYTES_PER_S = 32 << 10
 
 
-class _Stage(Enum):
-    HEAD = "reading a head"
-    BODY = "reading a body"
-    BUSY = "an answer is under way"
-    CLOSING = "nothing is read any more"
+# what a connection is doing: reading a head or a body, waiting for its answer's end, nothing any more
+_HEAD, _BODY, _BUSY, _CLOSING = range(4)
 
 
 class Client(asyncio.Protocol):
@@ -42,10 +40,12 @@ class Client(asyncio.Protocol):
         self.keep = True
         self.peer = ""
         self.secure = False
-        self._transport: Any = None
-        self._stage = _Stage.HEAD
+        self.transport: Any = None
+        self._stage = _HEAD
         self._buf = b""
         self._head: RequestHead | None = None
+        self._id = b""
+        self._length = 0
         self._key: RouteKey | None = None
         self._goal = Goal.MODEL
         self._body = bytearray()
@@ -56,16 +56,17 @@ class Client(asyncio.Protocol):
         self._choked = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = transport
+        self.transport = transport
+        self.transport.max_size = _READ
         peer = transport.get_extra_info("peername")
         self.peer = str(peer[0]) if isinstance(peer, tuple) else ""
         self.secure = isinstance(transport.get_extra_info("ssl_object"), (ssl.SSLObject, ssl.SSLSocket))
-        self._transport.set_write_buffer_limits(high=65536)
+        self.transport.set_write_buffer_limits(high=65536)
         self.plane.clients.add(self)
         self._deadline = self.plane.now() + self.plane.options.head_timeout_s
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
-        self._stage = _Stage.CLOSING
+        self._stage = _CLOSING
         self.plane.clients.discard(self)
         relay, self._relay = self._relay, None
         if relay is not None:
@@ -86,27 +87,23 @@ class Client(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         stage = self._stage
-        if stage is _Stage.HEAD:
+        if stage is _HEAD:
             self._buf = self._buf + data if self._buf else data
             self._advance()
-        elif stage is _Stage.BODY:
+        elif stage is _BODY:
             self._buf = data
             self._advance()
-        elif stage is _Stage.BUSY:
+        elif stage is _BUSY:
             if len(self._buf) + len(data) > self.plane.options.max_head_bytes:
                 self.keep, self._buf, self._spilt = False, b"", True
             elif self.keep:
                 self._buf += data
 
-    def write(self, data: bytes) -> None:
-        """Bytes of the answer under way."""
-        self._transport.write(data)
-
     def abort(self) -> None:
         """Cut the connection: the only honest end of an answer that cannot be completed."""
         self._relay = None
-        self._stage = _Stage.CLOSING
-        self._transport.abort()
+        self._stage = _CLOSING
+        self.transport.abort()
 
     def answer(self, answer: Answer) -> None:
         """Write a whole answer of our own."""
@@ -115,26 +112,26 @@ class Client(asyncio.Protocol):
             self.keep = False
         lines = [status_line(answer.status), b"content-type: %b\r\n" % answer.content_type.encode("ascii")]
         lines += [f"{name}: {value}\r\n".encode("latin-1", "replace") for name, value in answer.headers]
-        if head is not None and head.request_id:
-            lines.append(b"x-request-id: %b\r\n" % head.request_id)
+        if head is not None:
+            lines.append(b"x-request-id: %b\r\n%b" % (self._id, self.plane.cors))
         lines.append(b"content-length: %d\r\n" % len(answer.body))
         if not self.keep:
             lines.append(b"connection: close\r\n")
         lines.append(b"\r\n")
         if head is None or head.method != "HEAD":
             lines.append(answer.body)
-        self._transport.write(b"".join(lines))
+        self.transport.write(b"".join(lines))
         self.answered()
 
     def answered(self) -> None:
         """The answer is written: the next request, or the end."""
-        unread = self._spilt or self._stage in (_Stage.HEAD, _Stage.BODY)
+        unread = self._spilt or self._stage in (_HEAD, _BODY)
         self._relay = None
         self._head = self._chunks = None
         if not self.keep or self.plane.draining:
             self._close(linger=unread)
             return
-        self._stage = _Stage.HEAD
+        self._stage = _HEAD
         self._deadline = self.plane.now() + self.plane.options.keepalive_s
         if self._buf:
             asyncio.get_running_loop().call_soon(self._advance)
@@ -142,24 +139,24 @@ class Client(asyncio.Protocol):
     def drain(self) -> None:
         """The process ends: no further request on this connection."""
         self.keep = False
-        if self._stage is _Stage.HEAD and not self._buf:
+        if self._stage is _HEAD and not self._buf:
             self._close(linger=False)
 
     def check(self, now: float) -> None:
         """Judge the deadline of whatever the client is to do next."""
         if self._deadline is None or now < self._deadline:
             return
-        if self._stage is _Stage.CLOSING:
-            self._transport.abort()
-        elif self._stage is _Stage.HEAD and not self._buf:
+        if self._stage is _CLOSING:
+            self.transport.abort()
+        elif self._stage is _HEAD and not self._buf:
             self._close(linger=False)
-        elif self._stage is not _Stage.BUSY:
+        elif self._stage is not _BUSY:
             self.answer(refuse(408, "the request did not arrive in time", code="request_timeout", close=True))
 
     def _advance(self) -> None:
         try:
-            while self._stage in (_Stage.HEAD, _Stage.BODY) and (self._buf or self._stage is _Stage.BODY):
-                if not (self._read_head() if self._stage is _Stage.HEAD else self._read_body()):
+            while self._stage in (_HEAD, _BODY) and (self._buf or self._stage is _BODY):
+                if not (self._read_head() if self._stage is _HEAD else self._read_body()):
                     return
         except RequestRefused as refused:
             self._count(refused.answer)
@@ -182,44 +179,64 @@ class Client(asyncio.Protocol):
                 raise malformed("a line of the request head does not end in CR LF")
             self._deadline = min(self._deadline or 0.0, self.plane.now() + options.head_timeout_s)
             return False
-        head = self._head = None
-        head = read_head(buf[: end + 2])
-        self._buf = buf[end + 4 :]
-        self._head = head
-        if not head.request_id:
-            head.request_id = self.plane.new_request_id()
-        self.keep = head.keep_alive and not self.plane.draining
-        if head.length > options.max_body_bytes:
+        plane = self.plane
+        self._head = None
+        known, name, length = plane.heads.find(buf[: end + 2])
+        self._buf = buf[end + 4 :] if len(buf) > end + 4 else b""
+        if known is not None:
+            head, self._goal, self._key = known
+            self._head = head
+            self._id = plane.new_request_id()
+            self.keep = head.keep_alive and not plane.draining
+        else:
+            head = self._head = read_head(buf[: end + 2])
+            length = head.length
+            self._id = head.request_id or plane.new_request_id()
+            self.keep = head.keep_alive and not plane.draining
+        if length > options.max_body_bytes:
             raise too_large(options.max_body_bytes)
-        here = not head.chunked and len(self._buf) >= head.length
+        self._length = length
+        here = not head.chunked and len(self._buf) >= length
+        if known is None and not self._aim(head, name, here):
+            return True
+        if here:
+            if len(self._buf) == length:
+                body, self._buf = self._buf, b""
+            else:
+                body, self._buf = self._buf[:length], self._buf[length:]
+            self._go(head, body)
+            return True
+        self._stage = _BODY
+        self._body = bytearray()
+        self._chunks = ChunkedBody(options.max_body_bytes) if head.chunked else None
+        expected = options.max_body_bytes if head.chunked else length
+        self._deadline = self.plane.now() + options.head_timeout_s + expected / _BODY_BYTES_PER_S
+        if head.expects_continue and not self._buf:
+            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        return bool(self._buf)
+
+    def _aim(self, head: RequestHead, name: bytes, here: bool) -> bool:
+        """Decide by the head alone; False when it is answered already."""
+        plane = self.plane
         try:
-            goal, self._key = aim(self.plane, head)
+            goal, self._key = aim(plane, head)
         except RequestRefused as refused:
             goal = refused.answer
             self._count(goal)
         if isinstance(goal, Answer):
             self._early(goal, here)
-            return True
+            return False
         self._goal = goal
-        if here:
-            body, self._buf = self._buf[: head.length], self._buf[head.length :]
-            self._go(head, body)
-            return True
-        self._stage = _Stage.BODY
-        self._body = bytearray()
-        self._chunks = ChunkedBody(options.max_body_bytes) if head.chunked else None
-        expected = options.max_body_bytes if head.chunked else head.length
-        self._deadline = self.plane.now() + options.head_timeout_s + expected / _BODY_BYTES_PER_S
-        if head.expects_continue and not self._buf:
-            self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        return bool(self._buf)
+        if goal is Goal.MODEL and not head.request_id:
+            plane.heads.keep(name, (head, goal, self._key))
+        return True
 
     def _early(self, answer: Answer, here: bool) -> None:
         """Answer by the head alone; a body that is not here yet is not waited for."""
         assert self._head is not None
         if here:
-            self._buf = self._buf[self._head.length :]
-            self._stage = _Stage.BUSY
+            self._buf = self._buf[self._length :]
+            self._stage = _BUSY
         else:
             self.keep = False
         self.answer(answer)
@@ -234,10 +251,10 @@ class Client(asyncio.Protocol):
                 return False
             body, self._buf = self._chunks.body, rest
         else:
-            need = head.length - len(self._body)
+            need = self._length - len(self._body)
             self._body += buf[:need]
             self._buf = buf[need:]
-            if len(self._body) < head.length:
+            if len(self._body) < self._length:
                 return False
             body = self._body
         self._body = bytearray()
@@ -246,20 +263,32 @@ class Client(asyncio.Protocol):
 
     def _go(self, head: RequestHead, body: bytes | bytearray) -> None:
         """The request is here whole: send it where it goes."""
-        self._stage = _Stage.BUSY
+        self._stage = _BUSY
         self._deadline = None
+        plane, key = self.plane, self._key
         if self._goal is Goal.ADMIN:
-            admin = AdminRelay(self.plane, self, head, body)
+            admin = AdminRelay(plane, self, head, self._id, body)
             self._begin(admin)
             admin.start()
             return
+        if key is not None and key.expires is not None:
+            check_expiry(key)
         asked = read_asked(body)
-        problem = model_problem(self.plane, head.path, asked.model or "", self._key)
+        problem = model_problem(plane, head.path, asked.model or "", key)
+        if problem is None and key is not None:
+            problem = plane.keys.limited(key)
         if problem is not None:
             raise RequestRefused(problem)
-        serve = Serve(self.plane, self, head, body, asked)
+        model = plane.balance.models[asked.model or ""]
+        if model.caps is not None:
+            body = apply_caps(body, head.path, model.caps)
+        serve = Serve(plane, self, head, self._id, body, asked)
+        if key is not None:
+            serve.key, serve.key_name = key, key.name
+        if len(model.replicas) > 1:
+            serve.prefix = prefix_of(asked)
         self._begin(serve)
-        self.plane.balance.admit(serve)
+        plane.balance.admit(serve)
 
     def _begin(self, relay: Relay) -> None:
         self._relay = relay
@@ -268,13 +297,13 @@ class Client(asyncio.Protocol):
 
     def _close(self, linger: bool) -> None:
         """Close; lingering reads away what is still coming, since a reset could overtake the answer."""
-        self._stage = _Stage.CLOSING
+        self._stage = _CLOSING
         self._buf = b""
         now = self.plane.now()
-        if linger and not self._transport.is_closing():
+        if linger and not self.transport.is_closing():
             self._deadline = now + _LINGER_S
-            if self._transport.can_write_eof():
-                self._transport.write_eof()
+            if self.transport.can_write_eof():
+                self.transport.write_eof()
         else:
             self._deadline = now + _FLUSH_S
-            self._transport.close()
+            self.transport.close()

@@ -1,7 +1,7 @@
 """One request on its way to another process and its answer on the way back, written to the client as it comes.
 
-The body is framed anew (one chunk per read) instead of copying the engine's chunk headers: so the gateway always knows
-that it stands between two chunks and can add an error event, and a strange engine cannot confuse a client's parser.
+What is written always ends between two chunks (see `frames`), so an error event can be added at any time, and a strange
+engine cannot confuse a client's parser.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any
 
 from llmgw.gateway.errors import Answer, refuse, status_line, upstream_failed
+from llmgw.gateway.frames import deframe, frame
 from llmgw.gateway.head import RequestHead
+from llmgw.gateway.reply import Reply
 from llmgw.gateway.upstream import Upstream
 
 if TYPE_CHECKING:
@@ -19,61 +21,64 @@ if TYPE_CHECKING:
     from llmgw.gateway.protocol import Client
 
 _HOLD_LIMIT = 256 << 10
+_END = b"0\r\n\r\n"
 
 
 class Relay:
     """The part that every relayed answer shares. Subclasses connect, and say what becomes of the answer's head.
 
     Ends exactly once: `_finish` (whole answer), `_fail` (an error instead of, or inside, the answer) or `cancel`.
+    Defaults are the class's, so that a request pays only for what it changes.
     """
 
-    def __init__(self, plane: Plane, client: Client, head: RequestHead, body: bytes | bytearray) -> None:
+    upstream: Upstream | None = None
+    status = 0
+    _headed = False
+    _written = False
+    _chunked = False
+    _events = False
+    _clean = True
+    _ended = False
+    _hold = False
+    _held: list[bytes] | None = None
+    _held_size = 0
+    _prefix = b""
+    _paused = False
+    _task: asyncio.Task[None] | None = None
+
+    def __init__(
+        self, plane: Plane, client: Client, head: RequestHead, request_id: bytes, body: bytes | bytearray
+    ) -> None:
         self.plane = plane
         self.client = client
         self.head = head
+        self.request_id = request_id
         self.body = body
-        self.upstream: Upstream | None = None
-        self.began = plane.now()
-        self.last = self.began
-        self.status = 0
-        self._headed = False
-        self._written = False
-        self._chunked = False
-        self._events = False
-        self._clean = True
-        self._ended = False
-        self._hold = False
-        self._held: list[bytes] = []
-        self._held_size = 0
-        self._prefix = b""
-        self._paused = False
-        self._task: asyncio.Task[None] | None = None
+        self.began = self.last = plane.now()
         plane.active.add(self)
 
-    def received(self, upstream: Upstream) -> None:
-        """News from upstream; see `Receiver`."""
+    def on_reply(self, upstream: Upstream, reply: Reply) -> None:
+        """The head of the answer; see `Receiver`."""
         self.last = self.plane.now()
-        if not self._headed:
-            if not upstream.headed:
-                if upstream.fault:
-                    self.lost(upstream.fault)
-                return
-            self._headed = True
-            self._on_head(upstream)
-            if self._ended:
-                return
-        pieces = upstream.take()
+        self._headed = True
+        self.status = reply.status
+        self._on_head(upstream, reply)
+
+    def on_whole(self, upstream: Upstream, reply: Reply, body: bytes) -> None:
+        """The whole answer at once; see `Receiver`."""
+        self.on_reply(upstream, reply)
+        if not self._ended and self.upstream is upstream:
+            self.on_data(upstream, body, True)
+
+    def on_data(self, upstream: Upstream, data: bytes, ended: bool) -> None:
+        """A part of the body; see `Receiver`."""
+        self.last = self.plane.now()
         if self._hold:
-            self._keep(upstream, pieces)
+            self._keep(upstream, deframe(data) if upstream.framed and data else data, ended)
             return
-        body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
-        if body:
-            self._on_body(body)
-        self._write(body, upstream.complete)
-        if upstream.complete:
+        self._send(data, upstream.framed, ended)
+        if ended:
             self._finish()
-        elif upstream.fault:
-            self.lost(upstream.fault)
 
     def lost(self, words: str) -> None:
         """The answer will never be complete."""
@@ -126,17 +131,14 @@ class Relay:
     def _blame(self, words: str) -> str:
         return words
 
-    def _on_head(self, upstream: Upstream) -> None:
-        """Look at the head of the answer: set `_prefix`, or `_hold` and `_prefix` later, or fail."""
+    def _on_head(self, upstream: Upstream, reply: Reply) -> None:
+        """Look at the head of the answer: `_open`, or set `_hold` and `_open` later, or fail."""
         raise NotImplementedError
 
-    def _on_body(self, body: bytes) -> None:
-        """Body bytes that are about to be written."""
-
-    def _settle(self, upstream: Upstream) -> None:  # noqa: ARG002
+    def _settle(self) -> None:
         """A held answer is complete."""
         self._open(self.status, self._lines(), self._held_size)
-        self._write(b"".join(self._held), True)
+        self._send(b"".join(self._held or ()), False, True)
         self._finish()
 
     def _lines(self) -> bytes:
@@ -145,45 +147,47 @@ class Relay:
 
     def _open(self, status: int, lines: bytes, length: int | None) -> None:
         """Make the head of the answer; it is written together with the first bytes of the body."""
-        self._chunked = length is None and self.head.http11 and not self._bodiless(status)
-        out = [status_line(status), lines]
-        if length is not None and not (self._bodiless(status) and self.head.method != "HEAD"):
-            out.append(b"content-length: %d\r\n" % length)
-        elif self._chunked:
-            out.append(b"transfer-encoding: chunked\r\n")
-        if length is None and not self._chunked and not self._bodiless(status):
-            self.client.keep = False
-        if not self.client.keep:
-            out.append(b"connection: close\r\n")
-        out.append(b"\r\n")
-        self._prefix = b"".join(out)
+        head, client = self.head, self.client
+        bodiless = head.method == "HEAD" or status in (204, 304)
+        out = status_line(status) + lines
+        if length is not None:
+            if not bodiless or head.method == "HEAD":
+                out += b"content-length: %d\r\n" % length
+        elif not bodiless:
+            if head.http11:
+                self._chunked = True
+                out += b"transfer-encoding: chunked\r\n"
+            else:
+                client.keep = False
+        self._prefix = out + (b"\r\n" if client.keep else b"connection: close\r\n\r\n")
 
-    def _bodiless(self, status: int) -> bool:
-        return self.head.method == "HEAD" or status in (204, 304)
-
-    def _keep(self, upstream: Upstream, pieces: list[bytes]) -> None:
-        self._held += pieces
-        self._held_size += sum(map(len, pieces))
-        if upstream.complete:
-            self._settle(upstream)
-        elif upstream.fault:
-            self.lost(upstream.fault)
+    def _keep(self, upstream: Upstream, data: bytes, ended: bool) -> None:
+        if self._held is None:
+            self._held = []
+        self._held.append(data)
+        self._held_size += len(data)
+        if ended:
+            self._settle()
         elif self._held_size > _HOLD_LIMIT:
             self._hold = False
             self._open(self.status, self._lines(), upstream.length)
-            self._write(b"".join(self._held), False)
-            self._held = []
+            self._send(b"".join(self._held), False, False)
+            self._held = None
 
-    def _write(self, body: bytes, complete: bool) -> None:
+    def _send(self, data: bytes, framed: bool, ended: bool) -> None:
         if self._chunked:
-            framed = b"%x\r\n%b\r\n" % (len(body), body) if body else b""
-            out = self._prefix + framed + b"0\r\n\r\n" if complete else self._prefix + framed
-        else:
-            out = self._prefix + body
-        if out:
+            if not framed and data:
+                data = frame(data)
+            if ended:
+                data += _END
+        elif framed and data:
+            data = deframe(data)
+        if self._prefix:
+            data = self._prefix + data
             self._prefix = b""
+        if data:
             self._written = True
-            self.client.write(out)
+            self.client.transport.write(data)
 
     def _fail(self, answer: Answer) -> None:
         written, events, clean = self._written, self._events, self._clean
@@ -193,12 +197,15 @@ class Relay:
         if not written:
             self.client.answer(answer)
         elif events:
-            event = b"data: " + answer.body + b"\n\n"
-            self._write(event if clean else b"\n\n" + event, True)
+            event = self._event(answer)
+            self._send(event if clean else b"\n\n" + event, False, True)
             self.client.keep = False
             self.client.answered()
         else:
             self.client.abort()
+
+    def _event(self, answer: Answer) -> bytes:
+        return b"data: " + answer.body + b"\n\n"
 
     def _finish(self) -> None:
         upstream, self.upstream = self.upstream, None

@@ -20,7 +20,6 @@ from llmgw.gateway.protocol import Client
 from llmgw.gateway.settings import Options
 
 _LOG = logging.getLogger("llmgw.gateway")
-_SWEEP_S = 0.5
 _SEND_BUFFER = 64 << 10
 _BACKLOG = 1024
 
@@ -127,7 +126,7 @@ class Service:
 
 async def _sweep(plane: Plane) -> None:
     while True:
-        await asyncio.sleep(_SWEEP_S)
+        await asyncio.sleep(plane.pause_s())
         try:
             plane.sweep()
         except Exception:

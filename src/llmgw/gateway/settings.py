@@ -22,6 +22,10 @@ class Options:
         keepalive_s: an idle client connection is closed after this.
         max_body_bytes: a larger request body is answered 413.
         max_head_bytes: a larger request head is answered 431.
+        workers: how many gateway processes share the address; each gives a key its part of the limits per minute.
+        access_log: file for one JSON line per request, "" for none.
+        access_log_sample: part of the requests that is logged, 0 to 1; answers of 400 and above always are.
+        cors_origins: origins whose pages may use the API, `*` for all, none when empty.
     """
 
     queue: int = 64
@@ -36,3 +40,7 @@ class Options:
     keepalive_s: float = 75.0
     max_body_bytes: int = 64 << 20
     max_head_bytes: int = 32 << 10
+    workers: int = 1
+    access_log: str = ""
+    access_log_sample: float = 1.0
+    cors_origins: str = ""

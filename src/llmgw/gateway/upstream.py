@@ -4,28 +4,35 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import select
 import socket
 from collections.abc import Callable
 from typing import Any, Protocol
 
-import httptools
-
+from llmgw.gateway.frames import Frames
+from llmgw.gateway.reply import HEAD_LIMIT, TOO_LARGE, AnswerBroken, Replies, Reply
 from llmgw.gateway.settings import Options
 
-_HEAD_LIMIT = 64 << 10
-_HEAD_TOO_LARGE = f"the head of its answer is larger than {_HEAD_LIMIT} bytes"
-_NO_BODY = (204, 304)
+_READ = 64 << 10
 
 
 class Receiver(Protocol):
     """Who asked: gets the answer piece by piece."""
 
-    def received(self, upstream: Upstream) -> None:
-        """There is news: `headed`, `pieces`, `complete` or `fault` have changed."""
+    def on_reply(self, upstream: Upstream, reply: Reply) -> None:
+        """The head of the answer is here; `upstream.length` is the announced size of its body."""
+        ...
+
+    def on_whole(self, upstream: Upstream, reply: Reply, body: bytes) -> None:
+        """The whole answer is here, in one piece: stands for `on_reply` and `on_data`."""
+        ...
+
+    def on_data(self, upstream: Upstream, data: bytes, ended: bool) -> None:
+        """A part of the body: whole chunks where `upstream.framed`, else as it is. `ended`: it was the last one."""
         ...
 
     def lost(self, words: str) -> None:
-        """The connection ended before the answer did."""
+        """The answer cannot be completed: the connection ended, or what came is not HTTP."""
         ...
 
     def may_end_by_close(self) -> bool:
@@ -34,59 +41,53 @@ class Receiver(Protocol):
 
 
 class Upstream(asyncio.Protocol):
-    """One connection. The response parser only watches the framing; body bytes pass through as they are.
+    """One connection, one request at a time. What follows an answer costs the connection, not the answer.
 
     Attributes:
-        headed: the head of the answer is complete: `status`, `headers` (names in lower case) and `length` are set.
+        framed: the body comes in chunks, and `Receiver.on_data` gets whole ones.
         length: the announced size of the body, None for a chunked one or one that ends with the connection.
-        pieces: body bytes nobody has taken yet.
-        complete: the answer has ended. fault: why it cannot be read any further.
+        complete: the answer has ended.
     """
 
-    def __init__(self, address: tuple[str, int], sock: socket.socket, forget: Callable[[Upstream], None]) -> None:
+    def __init__(
+        self, address: tuple[str, int], sock: socket.socket, replies: Replies, forget: Callable[[Upstream], None]
+    ) -> None:
         self.address = address
         self.sock = sock
         self.receiver: Receiver | None = None
         self.idle_since = 0.0
-        self.headed = self.complete = self.head_only = False
-        self.status = 0
-        self.headers: list[tuple[bytes, bytes]] = []
+        self.complete = self.framed = self.gone = False
         self.length: int | None = None
-        self.pieces: list[bytes] = []
-        self.fault = ""
+        self._replies = replies
         self._forget = forget
         self._transport: Any = None
-        self._parser = httptools.HttpResponseParser(self)
-        self._head_bytes = self._field_bytes = 0
-        self._interim = self._until_close = self._surplus = self._lives_on = False
-        self._paused = False
-        self.gone = False
+        self._poll: select.poll | None = None
+        self._reply: Reply | None = None
+        self._frames = Frames()
+        self._buf = b""
+        self._left = 0
+        self._head_only = self._surplus = self._paused = False
 
     def ask(self, receiver: Receiver, head: bytes, body: bytes | bytearray, head_only: bool = False) -> None:
         """Send a request; the answer goes to `receiver`. `head_only`: the answer to HEAD has no body."""
         self.receiver = receiver
-        self.headed = self.complete = self._surplus = self._until_close = False
-        self.head_only = head_only
-        self.headers = []
-        self.length = None
-        self._head_bytes = self._field_bytes = 0
+        self.complete = False
+        self._reply = None
+        self._head_only = head_only
         if len(body) <= 65536:
             self._transport.write(head + body)
         else:
             self._transport.write(head)
             self._transport.write(body)
 
-    def take(self) -> list[bytes]:
-        """The body bytes that came since the last call."""
-        pieces, self.pieces = self.pieces, []
-        return pieces
-
     def reusable(self) -> bool:
         """Whether another request may follow on this connection."""
+        reply = self._reply
         return (
             self.complete
-            and self._lives_on
-            and not (self.fault or self._surplus or self._until_close or self.head_only or self.gone)
+            and reply is not None
+            and reply.keep
+            and not (reply.until_close or self._surplus or self._head_only or self.gone)
         )
 
     def pause(self) -> None:
@@ -111,16 +112,15 @@ class Upstream(asyncio.Protocol):
         """Whether an idle connection can take a request: nothing has arrived on it, not even its end."""
         if self.gone:
             return False
-        try:
-            self.sock.recv(1, socket.MSG_PEEK)
-        except BlockingIOError:
-            return True
-        except OSError:
-            return False
-        return False
+        poll = self._poll
+        if poll is None:
+            poll = self._poll = select.poll()
+            poll.register(self.sock.fileno(), select.POLLIN)
+        return not poll.poll(0)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
+        self._transport.max_size = _READ
 
     def data_received(self, data: bytes) -> None:
         receiver = self.receiver
@@ -128,15 +128,21 @@ class Upstream(asyncio.Protocol):
             self.abort()
             return
         try:
-            self._parser.feed_data(data)
-        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
-            if not self.complete:
-                self.fault = f"it sent what is not HTTP ({str(error)[:120]!a})"
-        if not self.headed:
-            self._head_bytes += len(data)
-            if self._head_bytes > _HEAD_LIMIT:
-                self.fault = _HEAD_TOO_LARGE
-        receiver.received(self)
+            if self._reply is None:
+                self._head(receiver, data)
+            elif self.framed:
+                frames = self._frames
+                framed = frames.feed(data)
+                if frames.ended:
+                    self.complete, self._surplus = True, frames.surplus
+                    receiver.on_data(self, framed, True)
+                elif framed:
+                    receiver.on_data(self, framed, False)
+            else:
+                self._plain(receiver, data)
+        except AnswerBroken as error:
+            if self.receiver is not None:
+                self.receiver.lost(error.message)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.gone = True
@@ -144,54 +150,62 @@ class Upstream(asyncio.Protocol):
         receiver, self.receiver = self.receiver, None
         if receiver is None:
             return
-        if self.headed and self._until_close and exc is None and receiver.may_end_by_close():
+        reply = self._reply
+        if reply is not None and reply.until_close and exc is None and receiver.may_end_by_close():
             self.complete = True
-            receiver.received(self)
+            receiver.on_data(self, b"", True)
         else:
             receiver.lost(f"it closed the connection ({exc})" if exc else "it closed the connection")
 
-    def on_message_begin(self) -> None:
+    def _head(self, receiver: Receiver, data: bytes) -> None:
+        buf = self._buf + data if self._buf else data
+        while True:
+            end = buf.find(b"\r\n\r\n")
+            if end > HEAD_LIMIT or (end < 0 and len(buf) > HEAD_LIMIT):
+                raise AnswerBroken(TOO_LARGE)
+            if end < 0:
+                if b"\n" in buf and buf.count(b"\n") != buf.count(b"\r\n"):
+                    raise AnswerBroken(f"it sent what is not HTTP ({buf[:60]!a})")
+                self._buf = buf
+                return
+            reply, length = self._replies.read(buf[: end + 2], self._head_only)
+            buf = buf[end + 4 :]
+            if reply.status == 101:
+                raise AnswerBroken("it wants to speak another protocol")
+            if reply.status >= 200:
+                break
+        self._buf = b""
+        self._reply, self.length, self.framed = reply, length, reply.chunked
+        if length == len(buf) and length and not self._head_only:
+            self.complete = True
+            receiver.on_whole(self, reply, buf)
+            return
+        self._left = -1 if length is None else length
+        if reply.chunked:
+            self._frames = Frames()
+        receiver.on_reply(self, reply)
+        if self.receiver is not receiver:
+            return
+        if not reply.chunked:
+            if buf or not self._left:
+                self._plain(receiver, buf)
+        elif buf:
+            framed = self._frames.feed(buf)
+            self.complete, self._surplus = self._frames.ended, self._frames.surplus
+            if framed or self.complete:
+                receiver.on_data(self, framed, self.complete)
+
+    def _plain(self, receiver: Receiver, data: bytes) -> None:
         if self.complete:
             self._surplus = True
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        if not self.complete:
-            self.headers.append((name.lower(), value))
-            self._field_bytes += len(name) + len(value)
-
-    def on_headers_complete(self) -> None:
-        if self.complete:
             return
-        self.status = self._parser.get_status_code()
-        if self.status < 200:
-            self._interim = True
-            self.headers = []
-            return
-        if self._field_bytes > _HEAD_LIMIT:
-            self.fault = _HEAD_TOO_LARGE
-            return
-        self.headed = True
-        chunked = False
-        for name, value in self.headers:
-            if name == b"content-length":
-                self.length = int(value)
-            elif name == b"transfer-encoding":
-                chunked = True
-        if self.head_only:
-            self.complete = True
-        elif self.length is None and not chunked and self.status not in _NO_BODY:
-            self._until_close = True
-
-    def on_body(self, data: bytes) -> None:
-        if not self.complete:
-            self.pieces.append(data)
-
-    def on_message_complete(self) -> None:
-        if self._interim:
-            self._interim = False
-        elif not self.complete:
-            self.complete = True
-            self._lives_on = bool(self._parser.should_keep_alive())
+        if self._left >= 0:
+            if len(data) > self._left:
+                self._surplus = True
+                data = data[: self._left]
+            self._left -= len(data)
+            self.complete = not self._left
+        receiver.on_data(self, data, self.complete)
 
 
 class Pool:
@@ -201,10 +215,13 @@ class Pool:
         self._options = options
         self._now = now
         self._idle: dict[tuple[str, int], list[Upstream]] = {}
+        self._replies = Replies()
 
     def take(self, address: tuple[str, int]) -> Upstream | None:
         """An idle connection that is certainly still open, so that no request is lost to a closed one."""
         idle = self._idle.get(address)
+        if not idle:
+            return None
         oldest = self._now() - self._options.pool_idle_s
         while idle:
             upstream = idle.pop()
@@ -221,7 +238,10 @@ class Pool:
         upstream.receiver = None
         upstream.resume()
         upstream.idle_since = self._now()
-        self._idle.setdefault(upstream.address, []).append(upstream)
+        idle = self._idle.get(upstream.address)
+        if idle is None:
+            idle = self._idle[upstream.address] = []
+        idle.append(upstream)
 
     async def connect(self, address: tuple[str, int]) -> Upstream:
         """Open a connection to an engine.
@@ -260,7 +280,7 @@ class Pool:
             async with asyncio.timeout(self._options.connect_timeout_s):
                 await loop.sock_connect(sock, path)
                 _, upstream = await loop.create_unix_connection(
-                    lambda: Upstream((path, 0), sock, self._forget), sock=sock
+                    lambda: Upstream((path, 0), sock, self._replies, self._forget), sock=sock
                 )
         except BaseException:
             sock.close()
@@ -284,7 +304,9 @@ class Pool:
 
     async def _adopt(self, sock: socket.socket, address: tuple[str, int]) -> Upstream:
         loop = asyncio.get_running_loop()
-        _, upstream = await loop.create_connection(lambda: Upstream(address, sock, self._forget), sock=sock)
+        _, upstream = await loop.create_connection(
+            lambda: Upstream(address, sock, self._replies, self._forget), sock=sock
+        )
         return upstream
 
     def _forget(self, upstream: Upstream) -> None:

@@ -49,6 +49,10 @@ def _listen(text: str) -> tuple[str, int]:
 @click.option("--head-timeout", type=_Duration(), default="15s")
 @click.option("--keepalive", type=_Duration(), default="75s")
 @click.option("--max-body", default=64 << 20, help="Bytes of a request body.")
+@click.option("--workers", default=1, help="How many gateway processes share the address.")
+@click.option("--access-log", default="", help="File for one JSON line per request.")
+@click.option("--access-log-sample", default=1.0, help="Part of the requests that is logged, 0 to 1.")
+@click.option("--cors-origins", default="", help="Origin whose pages may use the API, or `*`.")
 def command(
     control: str,
     admin: str,
@@ -66,6 +70,10 @@ def command(
     head_timeout: float,
     keepalive: float,
     max_body: int,
+    workers: int,
+    access_log: str,
+    access_log_sample: float,
+    cors_origins: str,
 ) -> None:
     """Serve /v1 on HOST:PORT by the routes of the control process (internal)."""
     from llmgw.gateway.settings import Options
@@ -83,6 +91,10 @@ def command(
         head_timeout_s=head_timeout,
         keepalive_s=keepalive,
         max_body_bytes=max_body,
+        workers=workers,
+        access_log=access_log,
+        access_log_sample=access_log_sample,
+        cors_origins=cors_origins,
     )
     run(control, admin, _listen(listen), (tls_cert, tls_key) if tls_cert else None, index, options)
 
@@ -105,6 +117,7 @@ def run(
     import gc
     import logging
 
+    from llmgw.gateway.loop import new_loop
     from llmgw.gateway.service import Service
 
     logging.basicConfig(level=logging.INFO, format=f"%(asctime)s gateway {index} %(levelname)s %(message)s")
@@ -113,4 +126,5 @@ def run(
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)
-    asyncio.run(service.run())
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        runner.run(service.run())

@@ -1,0 +1,115 @@
+"""Tokens: read from what engines say at the end of an answer, asked for where a client did not ask, never invented."""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+
+_OBJECT = re.compile(rb'"(?:usage|timings)"[ \t]*:[ \t]*(\{(?:[^{}]|\{[^{}]*\})*\})')
+_EMPTY_CHOICES = re.compile(rb'"choices"[ \t]*:[ \t]*\[[ \t]*\]')
+_OPTIONS = re.compile(rb'"stream_options"')
+
+
+class _Said(msgspec.Struct, gc=False):
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    total_tokens: int | None = None
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    prompt_n: int | None = None
+    predicted_n: int | None = None
+    cache_n: int | None = None
+
+
+_SAID = msgspec.json.Decoder(_Said)
+
+
+class Tokens:
+    """Prompt and completion tokens of one answer; None while unknown."""
+
+    __slots__ = ("completion", "prompt")
+
+    def __init__(self) -> None:
+        self.prompt: int | None = None
+        self.completion: int | None = None
+
+    def read(self, data: bytes) -> None:
+        """Take what `usage` objects (OpenAI, Anthropic) say, and llama.cpp's `timings` where there is no `usage`.
+
+        Quotes inside of generated text are escaped, so no text can be taken for a `usage` object.
+        """
+        at = data.rfind(b'"usage":{')
+        if at >= 0 and data.find(b'"usage"', 0, at) < 0:
+            # one plain object, the common case
+            end = data.find(b"}", at)
+            if data.find(b"{", at + 9, end) < 0:
+                try:
+                    said = _SAID.decode(data[at + 8 : end + 1])
+                except (msgspec.DecodeError, RecursionError):
+                    pass
+                else:
+                    if said.prompt_tokens is not None and said.completion_tokens is not None:
+                        self.prompt, self.completion = said.prompt_tokens, said.completion_tokens
+                        return
+        for match in _OBJECT.finditer(data):
+            try:
+                said = _SAID.decode(match[1])
+            except (msgspec.DecodeError, RecursionError):
+                continue
+            prompt, completion = said.prompt_tokens, said.completion_tokens
+            if prompt is None:
+                prompt = said.input_tokens
+            if completion is None:
+                completion = said.output_tokens
+            if prompt is None and completion is None and said.predicted_n is not None:
+                if self.prompt is None and said.prompt_n is not None:
+                    self.prompt = said.prompt_n + (said.cache_n or 0)
+                if self.completion is None:
+                    self.completion = said.predicted_n
+                continue
+            if prompt is not None:
+                self.prompt = prompt
+                if completion is None and said.total_tokens is not None:
+                    completion = said.total_tokens - prompt
+            if completion is not None:
+                self.completion = completion
+
+
+class _Options(msgspec.Struct, gc=False):
+    include_usage: bool | None = None
+
+
+class _Body(msgspec.Struct, gc=False):
+    stream_options: _Options | None = None
+
+
+def ask_for_usage(body: bytes | bytearray) -> tuple[bytes | bytearray, bool]:
+    """Make a streaming request for chat or completions ask for usage.
+
+    Returns:
+        The body to send, and whether the client did not ask for it (what comes must then be stripped again).
+    """
+    if not _OPTIONS.search(body):
+        end = body.rstrip()
+        if end.endswith(b"}"):
+            return end[:-1] + b',"stream_options":{"include_usage":true}}', True
+        return body, False
+    try:
+        options = msgspec.json.decode(body, type=_Body).stream_options
+        if options is not None and options.include_usage:
+            return body, False
+        fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+        theirs = msgspec.json.decode(fields.get("stream_options", b"null"))
+    except (msgspec.DecodeError, RecursionError):
+        return body, False  # what is wrong with it is the engine's to say
+    asked = {**theirs, "include_usage": True} if isinstance(theirs, dict) else {"include_usage": True}
+    fields["stream_options"] = msgspec.Raw(msgspec.json.encode(asked))
+    return msgspec.json.encode(fields), True
+
+
+def strip_usage(body: bytes) -> bytes:
+    """Leave out the event that is there only because the gateway asked for usage. `body` holds whole events."""
+    events = body.split(b"\n\n")
+    kept = [event for event in events if not (b'"usage"' in event and _EMPTY_CHOICES.search(event))]
+    return body if len(kept) == len(events) else b"\n\n".join(kept)
