@@ -40,7 +40,7 @@ class Clients:
 
     @classmethod
     def open(cls, config: AgentSettings, stack: ExitStack) -> Clients:
-        """Make them; `stack` closes them. The server's is without proxy, as the session, and trusts the cluster's CA."""
+        """Make them; `stack` closes them. That to the server uses no proxy, and trusts the CA of the cluster too."""
         world, local = stack.enter_context(Http()), stack.enter_context(Http(use_proxies=False))
         if config.tls is None:
             return cls(world, local, local)

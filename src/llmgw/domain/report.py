@@ -7,7 +7,7 @@ from enum import StrEnum
 
 from attrs import field, frozen
 
-from llmgw.domain.engines import EngineSpec, EngineStatus
+from llmgw.domain.engines import EngineSpec, EngineStatus, Release
 from llmgw.domain.facts import NodeFacts, NodeWarning, Readings, WeightsFile
 from llmgw.domain.identity import Certified
 from llmgw.domain.replicas import ReplicaSpec, ReplicaStatus
@@ -42,12 +42,16 @@ class Desired:
     Args:
         generation: counts up whenever the content changes.
         epoch: fencing; an agent obeys no epoch lower than the highest it has seen.
+        releases: what the server found out about engines that are fetched from it.
+        assets_at: `http://HOST:PORT` or `https://…` where it serves their archives; `*` stands for the host dialled.
     """
 
     generation: int
     epoch: int
     engines: tuple[EngineSpec, ...] = ()
     replicas: tuple[ReplicaSpec, ...] = ()
+    releases: tuple[Release, ...] = ()
+    assets_at: str = ""
 
 
 class Presence(StrEnum):

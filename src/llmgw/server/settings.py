@@ -16,6 +16,7 @@ from attrs import evolve, field, frozen
 
 from llmgw.config import (
     AbsolutePath,
+    Bytes,
     HostPort,
     Problem,
     Seconds,
@@ -59,7 +60,7 @@ def _check_builds(builds: tuple[str, ...]) -> None:
 
 def _check_sources(sources: tuple[str, ...] | None) -> None:
     if sources is not None and not sources:
-        raise ValueError("names no source, choose `github`, `pypi`, `https://MIRROR/BASE/` or `file:///DIR`")
+        raise ValueError("names no source, choose `server`, `github`, `pypi`, `https://MIRROR/BASE/` or `file:///DIR`")
 
 
 def _check_pins(pins: Mapping[str, str]) -> None:
@@ -186,7 +187,9 @@ class ServerSettings:
     state: str = field(default=DEFAULT_STATE, metadata={"check": _check_state}, repr=_hide_password)
     engines: Mapping[str, EngineEntry] = field(factory=lambda: {"llama.cpp": EngineEntry(version=LLAMA_CPP_VERSION)})
     sources: tuple[SourceName, ...] = checked(_check_sources, default=("github",))
+    assets_limit_bytes: Bytes = checked(at_least(1 << 20), default=20_000_000_000)
     profiles_dir: AbsolutePath | None = None
+    plugins_dir: AbsolutePath = "/usr/local/lib/llmgw/plugins"
     gateway: GatewaySettings = field(factory=GatewaySettings)
     scheduling: SchedulingSettings = field(factory=SchedulingSettings)
     warnings: tuple[str, ...] = derived(default=())
