@@ -23,6 +23,7 @@ COMMANDS = {
     "server": ("llmgw.server.app:command", "Run the control plane and the gateways it starts"),
     "agent": ("llmgw.agent.app:command", "Run the agent of this node"),
     "ctl": ("llmgw.ctl.app:command", "Look at a cluster and change it"),
+    "doctor": ("llmgw.agent.app_doctor:command", "Look at everything on this node, one line each, with the fix"),
     "up": ("llmgw.up:command", "Run server and agent in one go on this machine"),
     "gateway": ("llmgw.gateway.worker:command", "Run one gateway process (the server starts these)"),
 }

@@ -5,6 +5,8 @@ The tests go on from one another, in this order: one node, one engine, one life.
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 from cluster_node import HEAD, NAMES, PACKAGES, Lab, wait
 
@@ -73,5 +75,9 @@ def test_a_removed_library_with_no_source_left_is_broken_in_words(lab: Lab) -> N
     assert not found["usable"]
     assert found["words"].startswith("broken: ")
     assert HEAD not in found["words"]
+    told = lab.node(sys.executable, "-m", "llmgw", "doctor", "-c", str(lab.root / "agent.yaml"), code=1).stdout
+    fix = "libgomp.so.1 is missing -> run `apt-get install libgomp1` as root"
+    assert f"BAD  llama.cpp b1 cpu, libraries: {fix}" in told.splitlines()
+    assert any(line.startswith("BAD  llama.cpp b1 cpu, --version: --version exited 127") for line in told.splitlines())
     lab.sources(SOURCE)
     assert lab.await_engine("ready")["usable"]

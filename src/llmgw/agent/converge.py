@@ -171,7 +171,9 @@ class Converge:
 
     def _wait(self) -> None:
         now = self._clock.now()
-        due = drift.next_due(tuple(self._held.values()), tuple(self._named.values()), self._retries, now, self._recheck_s)
+        due = drift.next_due(
+            tuple(self._held.values()), tuple(self._named.values()), self._retries, now, self._recheck_s
+        )
         wait_s = _LONGEST_WAIT_S if due is None else min(_LONGEST_WAIT_S, max(0.1, due))
         with contextlib.suppress(queue.Empty):
             self._take(self._mailbox.get(timeout=wait_s))

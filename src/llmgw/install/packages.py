@@ -46,6 +46,11 @@ class Manager:
     env: Mapping[str, str] = field(factory=dict)
     simulate_codes: tuple[int, ...] = (0,)
 
+    @property
+    def by_hand(self) -> tuple[str, ...]:
+        """What a person types before the package names."""
+        return (self.program, {"pacman": "-S", "apk": "add"}.get(self.program, "install"))
+
 
 _APT_OPTIONS = (
     "-y", "--no-install-recommends", "--no-upgrade",
@@ -174,8 +179,7 @@ class NodePackages:
                 hint=f"add {_and(missing)} to the image of this node",
             )
         names = tuple(dict.fromkeys(self._name(library, allowed, system.family) for library in missing))
-        by_hand = f"run `{manager.program} install {' '.join(names)}`" if manager.program != "pacman" else ""
-        by_hand = by_hand or f"run `pacman -S {' '.join(names)}`"
+        by_hand = f"run `{' '.join((*manager.by_hand, *names))}`"
         if not self._is_root:
             raise PackagesFailed(f"{lacking} and the agent does not run as root", hint=f"{by_hand} as root")
         self._simulate(manager, names, lacking, say, stop)

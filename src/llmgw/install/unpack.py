@@ -286,7 +286,7 @@ def _tar(handle: IO[bytes], writer: _Writer, limits: Limits) -> None:
     plan = Plan(limits)
     unzipped = _Gunzip(handle, limits)
     try:
-        with tarfile.open(fileobj=unzipped, mode="r|", tarinfo=_Member) as tar:  # type: ignore[call-overload]
+        with tarfile.open(fileobj=unzipped, mode="r|", bufsize=_CHUNK // 4, tarinfo=_Member) as tar:  # type: ignore[call-overload]
             for member in tar:
                 _tar_member(tar, member, plan, writer)
             rest = tar.fileobj
