@@ -187,6 +187,11 @@ class Lab:
         """Run in the node, to its end."""
         return run(*self.inside("env", "DEBIAN_FRONTEND=noninteractive", *argv), code=code)
 
+    def ctl(self, *argv: str, code: int | None = 0) -> subprocess.CompletedProcess[str]:
+        """`llmgw ctl` in the head."""
+        where = ("--server", f"http://{HEAD}:8080", "--token-file", str(self.token))
+        return run(*self._in_head(sys.executable, "-m", "llmgw", "ctl", *where, *argv), code=code)
+
     def write(self, path: str, text: str) -> None:
         """Put a file into the node."""
         data = text.encode(errors="surrogateescape")

@@ -44,6 +44,8 @@ def test_without_any_package_source_the_words_say_so(lab: Lab) -> None:
 
 def test_the_library_comes_from_the_nodes_own_source_and_the_engine_is_ready(lab: Lab) -> None:
     lab.sources(SOURCE)
+    asked_for = lab.ctl("engines", "recheck", "bare").stdout
+    assert asked_for == "bare: looks at every engine again, every byte of it\n"
     found = lab.await_engine("ready")
     assert (found["build"], found["usable"]) == ("cpu", True)
     assert found["words"] == "ready: CPU build, seen to run"
@@ -80,4 +82,10 @@ def test_a_removed_library_with_no_source_left_is_broken_in_words(lab: Lab) -> N
     assert f"BAD  llama.cpp b1 cpu, libraries: {fix}" in told.splitlines()
     assert any(line.startswith("BAD  llama.cpp b1 cpu, --version: --version exited 127") for line in told.splitlines())
     lab.sources(SOURCE)
+    lab.ctl("engines", "recheck", "bare")
     assert lab.await_engine("ready")["usable"]
+
+
+def test_a_recheck_of_a_node_that_is_not_there_is_told(lab: Lab) -> None:
+    done = lab.ctl("engines", "recheck", "nobody", code=1)
+    assert "there is no node `nobody`" in done.stderr

@@ -60,6 +60,17 @@ def import_(session: Session, files: tuple[Path, ...], engine: str | None, versi
         click.echo(f"{escape(release.engine)} {escape(release.version)}: {len(release.files)} files, {state}")
 
 
+@engines.command("recheck")
+@click.argument("names", nargs=-1, required=True, metavar="NODE...")
+@connection
+@click.pass_obj
+def recheck(session: Session, names: tuple[str, ...]) -> None:
+    """Let nodes look at every engine again now, every byte of it, and try again what failed."""
+    for name in names:
+        answer = session.client().post("nodes", name, "recheck", body={})
+        click.echo(f"{escape(name)}: {escape(shown(answer.get('words')))}")
+
+
 def draw(data: dict[str, Any], look: Look) -> list[str]:
     """The table: a row per engine and node, and one for an engine that is wanted but reported by none."""
     wanted = {spec.get("name"): spec for spec in data.get("wanted") or ()}

@@ -45,7 +45,6 @@ _REPLICAS_MAX = 10_000
 _STATUSES = (
     ("name-taken", 409),
     ("join-refused", 409),
-    ("join-refused", 409),
     ("not-found", 404),
     ("node-away", 503),
     ("body-too-large", 413),
@@ -82,6 +81,7 @@ class Admin:
             ("GET", "/nodes/{node_id}", self._node),
             ("POST", "/nodes/{node_id}/drain", self._drain),
             ("POST", "/nodes/{node_id}/undrain", self._undrain),
+            ("POST", "/nodes/{node_id}/recheck", self._recheck),
             ("GET", "/events", self._events),
             ("GET", "/engines", self._engines),
             ("GET", "/profiles", self._profiles),
@@ -156,6 +156,13 @@ class Admin:
         assigned = self._seen().assignments
         words = next((drain_words(view, assigned) for view in self._seen().nodes if view.node_id == node_id), "")
         return JSONResponse({"node_id": node_id, "draining": draining, "words": words or "takes replicas"})
+
+    async def _recheck(self, request: Request) -> Response:
+        node_id = request.path_params["node_id"]
+        if not any(view.node_id == node_id for view in self._parts.fleet.views()):
+            raise _no_node(node_id)
+        await run_in_threadpool(self._parts.fleet.ask, node_id, "recheck", {}, _ASK_S)
+        return JSONResponse({"node_id": node_id, "words": "looks at every engine again, every byte of it"})
 
     async def _events(self, request: Request) -> Response:
         after = _number(request, "after", 0, 0, 1 << 53)
