@@ -56,7 +56,8 @@ class FakeProvider:
         raise ProviderError(f"`{NAME}` is not installed", cause="the fake engine is part of llmgw")
 
     def named(self, engine: NamedEngine) -> NamedProbe:  # noqa: ARG002
-        return NamedProbe(binary=sys.executable, checks=(), version="")
+        # it has no version to tell: the group is empty
+        return NamedProbe(binary=sys.executable, checks=(), version="()")
 
     def launch(self, engine: InstalledEngine, plan: LaunchPlan) -> Launch:
         argv = [

@@ -13,6 +13,7 @@ Flags of an ordinary engine:
     --token-interval S        seconds between tokens (default 0)
     --load-seconds S          listens at once and answers 503 `Loading model` this long, logging progress
     --quiet-load              does not log while loading
+    --log-tokens              logs `sent t<i>` after each token that was handed to the kernel
 
 Failure flags:
     --crash-at-start CODE     prints its last words and exits with CODE; negative: kills itself by that signal

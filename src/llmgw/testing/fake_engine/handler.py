@@ -127,6 +127,8 @@ class Handler(BaseHTTPRequestHandler):
             chunk({"role": "assistant", "content": None}, "", None)
         for token in self._tokens(count):
             chunk({"content": token}, token, None)
+            if self.engine.args.log_tokens:
+                log(f"sent {token}")
         chunk({}, "", "length")
         options = body.get("stream_options")
         if isinstance(options, dict) and options.get("include_usage"):

@@ -34,6 +34,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--never-bind", action="store_true")
     parser.add_argument("--ignore-term", action="store_true")
     parser.add_argument("--flood", type=float, default=0.0, metavar="LINES_PER_SECOND")
+    parser.add_argument("--log-tokens", action="store_true")
     parser.add_argument("--grandchild", action="store_true")
     return parser.parse_args(argv)
 
@@ -54,7 +55,7 @@ def _flood(per_second: float) -> None:
         while count < due:
             log(f"flood {count}")
             count += 1
-        time.sleep(0.01)
+        time.sleep(max(0.01, min(0.2, 0.5 / per_second)))
 
 
 def _load_noise(engine: Engine) -> None:

@@ -1,0 +1,1 @@
+"""Faults on purpose, against a real server, real agents and fake engines, each a process of its own."""
