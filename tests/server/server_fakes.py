@@ -8,7 +8,7 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +89,12 @@ class Plane:
     """State, fleet and deploy joined as the app joins them; a pass runs when a test says so."""
 
     def __init__(
-        self, directory: Path, *, keys_required: bool = False, engines: tuple[EngineSpec, ...] = (LLAMA,)
+        self,
+        directory: Path,
+        *,
+        keys_required: bool = False,
+        engines: tuple[EngineSpec, ...] = (LLAMA,),
+        in_flight: Callable[[], Mapping[str, int] | None] = lambda: None,
     ) -> None:
         self.clock = FakeClock()
         self.state: State = open_state(str(directory / "state.db"))
@@ -116,6 +121,7 @@ class Plane:
             publish=self.tables.append,
             wake=self.wake,
             events=self.events,
+            in_flight=in_flight,
         )
 
     def join(self, node_id: str, agent: FakeAgent | None = None, **hello: Any) -> FakeAgent:

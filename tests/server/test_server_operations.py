@@ -225,3 +225,35 @@ def test_who_waits_for_events_gets_the_next_one_at_once() -> None:
     assert [item.words for item in got[0]] == ["second"]
     assert time.monotonic() - began < 10
     assert events.wait(99, 0.01) == ()
+
+
+def test_a_replica_that_leaves_gets_no_new_requests_and_finishes_those_it_has(tmp_path: Path) -> None:
+    busy: dict[str, int] = {"qwen#0": 2}
+    plane = Plane(tmp_path, in_flight=lambda: busy)
+    one = serving(plane)
+    two = plane.join("n2")
+    here, there = report(status("qwen#0", 1, READY)), report(status("qwen#1", 2, READY))
+    plane.fleet.reported("n2", report())
+    plane.deploy.drain("n1", True)
+    plane.deploy.pass_once()
+    plane.fleet.reported("n2", there)
+    plane.pass_time(20, ("n1", here), ("n2", there))
+    assert one.replicas() == [("qwen#0", 1)]
+    assert {item.node_id: item.ready for item in plane.tables[-1].models[0].replicas} == {"n1": False, "n2": True}
+    assert plane.deploy.outlook().standings[0].note == "replica qwen#0 on node n1 finishes 2 requests before it leaves"
+    busy.clear()
+    plane.pass_time(1, ("n1", here), ("n2", there))
+    assert one.replicas() == []
+    assert two.replicas() == [("qwen#1", 2)]
+    plane.close()
+
+
+def test_a_request_that_never_ends_holds_a_replica_two_minutes_at_most(tmp_path: Path) -> None:
+    plane = Plane(tmp_path, in_flight=lambda: {"qwen#0": 1})
+    agent, said = serving(plane), report(status("qwen#0", 1, READY))
+    plane.deploy.scale("qwen", 0)
+    plane.pass_time(118, ("n1", said))
+    assert agent.replicas() == [("qwen#0", 1)]
+    plane.pass_time(4, ("n1", said))
+    assert agent.replicas() == []
+    plane.close()

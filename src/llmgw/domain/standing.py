@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 
 from attrs import frozen
 
@@ -157,7 +157,7 @@ def _running(node: NodeView) -> list[str]:
     return sorted(status.replica_id for status in said if status.state not in ended)
 
 
-def route(standing: Standing, endpoints: Sequence[str], created: int) -> RouteModel:
+def route(standing: Standing, endpoints: Sequence[str], created: int, leaving: Container[str] = ()) -> RouteModel:
     """What the gateway has to know of a profile.
 
     A replica on a lost node is routed to only when no other serves: its engine outlives its agent, and a request that
@@ -166,6 +166,7 @@ def route(standing: Standing, endpoints: Sequence[str], created: int) -> RouteMo
     Args:
         endpoints: paths the engine answers.
         created: seconds since the epoch, told to clients by `/v1/models`.
+        leaving: ids of replicas that finish what they have and get no new requests.
     """
     profile = standing.profile
     heard = any(item.serves and not item.node_lost for item in standing.replicas)
@@ -181,7 +182,7 @@ def route(standing: Standing, endpoints: Sequence[str], created: int) -> RouteMo
                 host=item.host,
                 port=item.port,
                 slots=told or profile.slots,
-                ready=item.serves and not (item.node_lost and heard),
+                ready=item.serves and not (item.node_lost and heard) and item.assignment.spec.replica_id not in leaving,
                 key=item.assignment.spec.api_key,
             )
         )

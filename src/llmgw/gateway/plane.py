@@ -120,6 +120,7 @@ class Plane:
         return {
             "type": "stats",
             "in_flight": self.balance.running(),
+            "replicas": {name: count for name, count in self.balance.in_flight.items() if count},
             "queued": self.balance.queued(),
             "requests": self.stats.total,
         }

@@ -13,19 +13,19 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from llmgw.server import service
+
 if TYPE_CHECKING:
     from llmgw.domain.engines import EngineSpec, Origin, Release
     from llmgw.providers.base import Provider
     from llmgw.server.assets import Assets
     from llmgw.server.control import Control
     from llmgw.server.deploy import Deploy, HandOn
+    from llmgw.server.join import Registrar
     from llmgw.server.releases import ReleaseBook
-    from llmgw.server.join import Registrar
-    from llmgw.server.join import Registrar
     from llmgw.server.settings import ServerSettings
     from llmgw.server.state import State
     from llmgw.server.workers import Workers
-    from llmgw.system.clock import Clock
     from llmgw.system.clock import Clock
     from llmgw.system.commands import Daemon
 
@@ -37,18 +37,26 @@ SURVIVORS_S = 2.5
 INTERVAL_S = 5.0
 
 
-@click.command("server")
+@click.group("server", invoke_without_command=True)
 @click.option("-c", "--config", "file", type=click.Path(path_type=Path), help="server.yaml; without it, the defaults.")
 @click.option("--check", "only_check", is_flag=True, help="Only validate the file.")
-def command(file: Path | None, only_check: bool) -> None:
+@click.pass_context
+def command(context: click.Context, file: Path | None, only_check: bool) -> None:
     """Run the control plane and its gateways."""
     from llmgw.server import settings
 
+    if context.invoked_subcommand is not None:
+        context.obj = file
+        return
     if only_check:
         for line in settings.check(file):
             click.echo(line)
         return
     run(settings.load(file))
+
+
+for _each in service.COMMANDS:
+    command.add_command(_each)
 
 
 def run(settings: ServerSettings) -> None:
@@ -59,8 +67,10 @@ def run(settings: ServerSettings) -> None:
         StateError, AddressInUse, TlsError: it cannot start; says why.
     """
     from llmgw.server.logs import log_to_stderr
+    from llmgw.system import unpacked
 
     log_to_stderr()
+    unpacked.hold()
     for words in settings.warnings:
         log.warning("%s", words)
     _raise_open_files()
@@ -122,7 +132,6 @@ def _start(settings: ServerSettings, stack: contextlib.ExitStack) -> Deploy:
     from llmgw.server.events import Events
     from llmgw.server.fleet import Fleet
     from llmgw.server.join_routes import JoinDoor
-    from llmgw.server.join_routes import JoinDoor
     from llmgw.server.listener import Listener
     from llmgw.server.state import open_state
     from llmgw.server.web import Web, make_app
@@ -149,7 +158,7 @@ def _start(settings: ServerSettings, stack: contextlib.ExitStack) -> Deploy:
         tell=lambda node_id, words: events.record("node", node_id, words),
     )
     control = Control(settings.state_dir / "control.sock", gateways_changed.set)
-    providers = _providers()
+    providers = _providers(settings.plugins_dir)
     book, assets = _hand_on(settings, state, providers, stack, fleet_changed.set)
     deploy = Deploy(
         state,
@@ -163,6 +172,7 @@ def _start(settings: ServerSettings, stack: contextlib.ExitStack) -> Deploy:
         wake=fleet_changed,
         hand_on=_handing_on(settings, control, book),
         events=events,
+        in_flight=control.in_flight,
     )
     workers = Workers(
         control,
@@ -237,29 +247,6 @@ def _registrar(settings: ServerSettings, state: State, clock: Clock) -> Registra
     return registrar
 
 
-def _registrar(settings: ServerSettings, state: State, clock: Clock) -> Registrar | None:
-    """Who signs certificates for nodes; None without TLS.
-
-    Raises:
-        PkiError: `agents.tls.ca_key` cannot be used.
-    """
-    from llmgw.server.join import Registrar, check_registrar
-
-    tls = settings.agents.tls
-    if tls is None:
-        return None
-    registrar = Registrar(
-        state,
-        clock,
-        bundle=Path(tls.ca),
-        key=Path(tls.ca_key) if tls.ca_key else None,
-        cert=Path(tls.cert),
-        node_life_s=tls.node_life_s,
-    )
-    check_registrar(registrar)
-    return registrar
-
-
 def _take_address(settings: ServerSettings, workers: Workers) -> None:
     """Make sure that `http.listen` is free, or held by gateways of an earlier server, which are then kept.
 
@@ -279,10 +266,13 @@ def _take_address(settings: ServerSettings, workers: Workers) -> None:
         log.info("%d gateways of an earlier server go on", len(survivors))
 
 
-def _providers() -> Mapping[str, Provider]:
+def _providers(plugins_dir: str) -> Mapping[str, Provider]:
     """The providers by name; one that does not load is told in the log and left out."""
     from llmgw.providers import registry
+    from llmgw.system import plugins
 
+    if words := plugins.add(plugins_dir):
+        log.warning("%s", words)
     loaded = registry.load()
     for problem in loaded.problems:
         log.warning("%s", problem.words())

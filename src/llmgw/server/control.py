@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 
 from llmgw.domain.routing import RouteTable
 from llmgw.errors import StateError
@@ -29,7 +29,7 @@ _HELLO_S = 10.0
 
 @frozen
 class GatewayInfo:
-    """One connected gateway process: who it is and its last counts."""
+    """One connected gateway process: who it is and its last counts, by model and by replica."""
 
     pid: int
     listen: str
@@ -37,6 +37,7 @@ class GatewayInfo:
     index: int
     in_flight: Mapping[str, int] = field(factory=dict)
     requests: int | None = None
+    replicas: Mapping[str, int] = field(factory=dict)
 
 
 @define(eq=False)
@@ -119,6 +120,17 @@ class Control:
         return tuple(
             sorted((peer.info for peer in list(self._peers.values())), key=lambda item: (item.index, item.pid))
         )
+
+    def in_flight(self) -> dict[str, int] | None:
+        """Requests at each replica by the gateways' last counts; None when no gateway is connected."""
+        gateways = self.gateways()
+        if not gateways:
+            return None
+        found: dict[str, int] = {}
+        for gateway in gateways:
+            for name, count in gateway.replicas.items():
+                found[name] = found.get(name, 0) + count
+        return found
 
     def _call(self, what: Callable[[], None]) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is there to be told
@@ -213,13 +225,17 @@ def _count(peer: _Peer, line: bytes) -> None:
     said = _parse(line)
     if said.get("type") != "stats":
         return
-    in_flight = said.get("in_flight")
-    kept = {str(k): v for k, v in in_flight.items() if type(v) is int} if isinstance(in_flight, dict) else {}
     requests = said.get("requests")
-    old = peer.info
-    peer.info = GatewayInfo(
-        old.pid, old.listen, old.version, old.index, kept, requests if type(requests) is int else None
+    peer.info = evolve(
+        peer.info,
+        in_flight=_counts(said.get("in_flight")),
+        requests=requests if type(requests) is int else None,
+        replicas=_counts(said.get("replicas")),
     )
+
+
+def _counts(said: Any) -> dict[str, int]:
+    return {str(k): v for k, v in said.items() if type(v) is int} if isinstance(said, dict) else {}
 
 
 def _parse(line: bytes) -> dict[str, Any]:

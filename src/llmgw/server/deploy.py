@@ -24,6 +24,7 @@ from llmgw.errors import LlmgwError, UsageError
 from llmgw.server.chronicle import Chronicle
 from llmgw.server.events import KEPT as EVENTS_KEPT
 from llmgw.server.events import Events
+from llmgw.server.finishing import Finishing
 from llmgw.server.fleet import Fleet
 from llmgw.server.state import State, StoredKey, StoredProfile
 from llmgw.server.telling import HandOn, Teller
@@ -63,6 +64,7 @@ class Deploy:
         wake: set by whoever knows of a change that may matter.
         hand_on: engines of a node -> what it is told of their releases, and where their archives are served.
         events: where what happens is told; without it nobody is told.
+        in_flight: requests at each replica by the gateways' counts, None when no gateway is connected.
     """
 
     def __init__(
@@ -79,6 +81,7 @@ class Deploy:
         wake: threading.Event,
         hand_on: HandOn = lambda _: ((), ""),
         events: Events | None = None,
+        in_flight: Callable[[], Mapping[str, int] | None] = lambda: None,
     ) -> None:
         self._state = state
         self._fleet = fleet
@@ -94,6 +97,7 @@ class Deploy:
         self._events = events or Events(clock)
         self._chronicle = Chronicle(self._events)
         self._teller = Teller(self._engines, state.epoch, hand_on)
+        self._finishing = Finishing(in_flight)
         self._outlook = Outlook()
         self._wake = wake
         self._stopping = False
@@ -213,18 +217,19 @@ class Deploy:
             self._outlook = evolve(self._outlook, nodes=fleet)
             return self._outlook
         profiles = [item.profile for item in stored]
-        decided = self._plan(profiles, fleet, held)
+        by_id = {node.node_id: node for node in fleet}
+        decided = self._finishing.hold_back(self._plan(profiles, fleet, held), by_id, began)
         self._carry_out(decided)
         assigned = tuple(self._assignments.values())
         told = self._teller.tell(fleet, self._fleet.agents(), assigned, self._rollbacks.values())
-        by_id = {node.node_id: node for node in fleet}
         standings = self._standings(profiles, by_id, decided)
         self._remember_endpoints(standings)
         self._outlook = Outlook(fleet, standings, self._routes(standings, stored, keys), assigned)
         self._chronicle.observe(fleet, standings, assigned, held if began >= self._grace_until else "")
         self._keep_events()
         away = (by_id.get(item.node_id) for item in assigned)
-        self._restless = not told or any(node is None or node.presence is not Presence.CONNECTED for node in away)
+        away_now = any(node is None or node.presence is not Presence.CONNECTED for node in away)
+        self._restless = away_now or not told or bool(self._finishing.leaving)
         self._inputs = inputs
         took = self._clock.monotonic() - began
         self._slack_s = min(_LONGEST_PAUSE_S, 2 * took)
@@ -369,4 +374,5 @@ class Deploy:
 
     def _model(self, standing: Standing, created: int) -> RouteModel:
         known = self._capabilities.get(standing.profile.engine)
-        return route(standing, known.endpoints if known is not None else (), created)
+        endpoints = known.endpoints if known is not None else ()
+        return route(standing, endpoints, created, self._finishing.leaving)
