@@ -57,10 +57,6 @@ MIGRATIONS: tuple[str, ...] = (
     CREATE TABLE join_tokens (sha256 TEXT PRIMARY KEY, node_id TEXT, expires REAL NOT NULL, created REAL NOT NULL)
         STRICT;
     """,
-    """
-    CREATE TABLE join_tokens (sha256 TEXT PRIMARY KEY, node_id TEXT, expires REAL NOT NULL, created REAL NOT NULL)
-        STRICT;
-    """,
 )
 """Each script brings the schema from version N (its index) to N + 1. Scripts are only ever added."""
 
@@ -223,25 +219,6 @@ class State:
             rows = [(item.seq, item.at, item.kind, item.subject, item.words) for item in made]
             db.executemany("INSERT OR REPLACE INTO events VALUES (?, ?, ?, ?, ?)", rows)
             db.execute("DELETE FROM events WHERE seq <= (SELECT max(seq) FROM events) - ?", (keep,))
-
-    def add_join_token(self, sha256: str, node_id: str | None, expires: float, now: float) -> None:
-        """Keep a join token's hash; those that have expired are forgotten."""
-        with self._write("keep a join token") as db:
-            db.execute("DELETE FROM join_tokens WHERE expires <= ?", (now,))
-            db.execute("INSERT INTO join_tokens VALUES (?, ?, ?, ?)", (sha256, node_id, expires, now))
-
-    def join_token(self, sha256: str, now: float) -> tuple[str | None] | None:
-        """The node a token is good for (None: any new one), in a tuple; None when there is no such token any more."""
-        with self._lock, _mapped(self._path, "read"):
-            query = "SELECT node_id FROM join_tokens WHERE sha256 = ? AND expires > ?"
-            row = self._db.execute(query, (sha256, now)).fetchone()
-        return None if row is None else (row[0],)
-
-    def spend_join_token(self, sha256: str, now: float) -> bool:
-        """Take a join token away; true for exactly one of all who try."""
-        with self._write("spend a join token") as db:
-            gone = db.execute("DELETE FROM join_tokens WHERE sha256 = ? AND expires > ?", (sha256, now))
-            return gone.rowcount > 0
 
     def add_join_token(self, sha256: str, node_id: str | None, expires: float, now: float) -> None:
         """Keep a join token's hash; those that have expired are forgotten."""
