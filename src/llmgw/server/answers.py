@@ -30,7 +30,6 @@ def node(view: NodeView, assignments: Iterable[Assignment] = ()) -> dict[str, An
         "draining": view.draining,
         "certificate": to_full_json(view.certificate),
         "drain_words": drain_words(view, assignments),
-        "certificate": to_full_json(view.certificate),
         "probed_at": report.probed_at if report is not None else None,
         "facts": to_full_json(view.facts),
         "readings": to_full_json(report.readings) if report is not None else None,

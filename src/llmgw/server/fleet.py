@@ -12,7 +12,6 @@ from attrs import define, evolve, field
 from llmgw import __version__
 from llmgw.domain.facts import NodeFacts, NodeWarning
 from llmgw.domain.identity import Certified
-from llmgw.domain.identity import Certified
 from llmgw.domain.report import Desired, NodeReport, NodeView, Presence, agreed_interval, judge_presence
 from llmgw.errors import LinkError
 from llmgw.system.clock import Clock
@@ -77,7 +76,6 @@ class _Node:
     left_words: str = ""
     interval_s: float = INTERVAL_S
     own_warnings: dict[str, NodeWarning] = field(factory=dict)
-    certificate: Certified | None = None
     certificate: Certified | None = None
     presence: Presence = Presence.NEVER
     draining: bool = False
@@ -165,13 +163,6 @@ class Fleet:
             self._on_new(node_id)
         self._tell(node_id, f"connected from {address}, llmgw {hello.version}")
         self._on_change()
-
-    def certified(self, node_id: str, certificate: Certified | None) -> None:
-        """What certificate a node has now: the one it showed, or one just issued to it; None without TLS."""
-        with self._lock:
-            node = self._nodes.get(node_id)
-            if node is not None:
-                node.certificate, node.view = certificate, None
 
     def certified(self, node_id: str, certificate: Certified | None) -> None:
         """What certificate a node has now: the one it showed, or one just issued to it; None without TLS."""
@@ -300,13 +291,6 @@ class Fleet:
             words = f"runs llmgw {hello.version}, the server {__version__}: bring both to one version"
             made["version-skew"] = NodeWarning("version-skew", words, now)
         return made
-
-
-def _certificate_warnings(certificate: Certified | None, now: float) -> tuple[NodeWarning, ...]:
-    if certificate is None or now < certificate.worry_at:
-        return ()
-    words = f"its certificate {certificate.words(now)}: see why it was not renewed, or issue a new one by hand"
-    return (NodeWarning("certificate-expiring", words, certificate.worry_at),)
 
 
 def _certificate_warnings(certificate: Certified | None, now: float) -> tuple[NodeWarning, ...]:

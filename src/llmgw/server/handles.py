@@ -75,7 +75,7 @@ class AgentHandle:
             raise ApiError(answer.error, code="node-answered-error")
         return answer.result
 
-    def close(self, words: str, code: str = "closed") -> None:
+    def close(self, words: str, code: str = "link-failed") -> None:
         """Tell the agent why and end the connection; it will come back, unless it is refused then."""
         self._link.send(self._conn, Refused(code, words))
         self._link.close(self._conn, LinkError(words))

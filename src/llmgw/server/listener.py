@@ -20,6 +20,7 @@ from llmgw.domain.report import NodeReport, agreed_interval
 from llmgw.errors import LinkError, LlmgwError, TlsError, WireError
 from llmgw.server.credentials import Credentials, Registrar, check_node, check_protocol
 from llmgw.server.handles import AgentHandle
+from llmgw.server.refusals import Refusals
 from llmgw.system.clock import Clock
 from llmgw.wire.conn import Conn, LinkLimits
 from llmgw.wire.identity import Identity, certified, peer_identity
@@ -118,6 +119,7 @@ class Listener:
         self._sink = sink
         self._clock = clock
         self._tls = TlsSource(tls, "server") if tls is not None else None
+        self._refusals = Refusals(clock)
         self._credentials = Credentials(self._tls, registrar, clock)
         self._welcome = Welcome(PROTOCOL, server_id, epoch, heartbeat_interval_s, self._credentials.renews)
         self._link = Link(self, clock, limits, name="agents-link")
@@ -198,7 +200,7 @@ class Listener:
     def closed(self, conn: Conn, error: LlmgwError) -> None:
         guest: _Guest | None = conn.data
         if guest is None or guest.lane is None:
-            _log_refusal(conn, error)
+            self._refusals.tell(conn, error)
         else:
             if guest.handle is not None:
                 guest.handle.ended(error)
@@ -316,16 +318,10 @@ class Listener:
     def _gone(self, job: _Job) -> None:
         handle, error = job.guest.handle, job.error or LinkError("closed")
         if handle is None:
-            _log_refusal(job.conn, error)
+            self._refusals.tell(job.conn, error)
             return
         # Admitted on this very lane, perhaps after the loop had already seen the end.
         handle.ended(error)
         if self._live.get(handle.node_id) is handle:
             del self._live[handle.node_id]
             self._sink.left(handle.node_id, handle.instance_id, error.words())
-
-
-def _log_refusal(conn: Conn, error: LlmgwError) -> None:
-    # Port scans and health checks come and go without a word.
-    level = logging.INFO if type(error) is LinkError else logging.WARNING
-    log.log(level, "connection from %s not taken in: %s", conn.address, error)

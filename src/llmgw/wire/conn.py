@@ -43,7 +43,7 @@ class LinkLimits:
     user_timeout_s: float = 20.0
     linger_s: float = 1.0
     bytes_per_s: int | None = 1 << 20
-    lines_per_s: int | None = 250
+    lines_per_s: int | None = 100
 
 
 _BURST_S = 4.0
