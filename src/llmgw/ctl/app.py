@@ -27,7 +27,9 @@ COMMANDS = {
     "keys": ("llmgw.ctl.keys:keys", "Create, list and delete API keys"),
     "status": ("llmgw.ctl.status:status", "Show the server, its gateways and what they are doing"),
     "join-token": ("llmgw.ctl.jointokens:join_token", "Let a new node join without a certificate"),
-    "join-token": ("llmgw.ctl.jointokens:join_token", "Let a new node join without a certificate"),
+    "onboard": ("llmgw.ctl.onboard:onboard", "Make machines into nodes, over ssh"),
+    "offboard": ("llmgw.ctl.offboard:offboard", "Remove llmgw from nodes, over ssh"),
+    "upgrade": ("llmgw.ctl.upgrade:upgrade", "Bring nodes to another release, engines undisturbed"),
     "cert": ("llmgw.ctl.certs:cert", "Make and revoke certificates of nodes, servers and operators"),
 }
 
