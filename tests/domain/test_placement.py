@@ -164,6 +164,9 @@ def test_the_estimate_is_weights_and_cache_and_the_profile_overrides_it() -> Non
     file = weights("/models/qwen.gguf", 4 * GIB)
     guess = estimate(evolve(QWEN, context=4096, slots=4), file)
     assert guess.memory_bytes == 4 * GIB + 16384 * (4 * GIB // 32768) + (256 << 20)
+    told = estimate(evolve(QWEN, context=4096, slots=4), evolve(file, cache_bytes_per_token=114688))
+    assert told.memory_bytes == file.size_bytes + 16384 * 114688 + (256 << 20)
+    assert "by the file's header" in told.words
     assert estimate(evolve(QWEN, memory_bytes=7), file).memory_bytes == 7
     assert estimate(QWEN, None).memory_bytes is None
 

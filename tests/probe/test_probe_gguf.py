@@ -116,3 +116,28 @@ def test_a_damaged_header_is_read_or_refused_but_never_crashes(position, damage)
     except GgufError:
         return
     assert 0 < header.data_start <= header.data_end
+
+
+def cache_of(**changed):
+    values = {**QWEN, **{f"qwen3.{key.replace('__', '.')}": value for key, value in changed.items()}}
+    kept = {key: value for key, value in values.items() if value is not None}
+    return parse_header(gguf(kept)).cache_bytes_per_token
+
+
+def test_the_header_says_what_a_token_takes_in_the_cache():
+    assert cache_of() == 28 * 8 * (128 + 128) * 2
+    assert cache_of(attention__head_count_kv=None) == 28 * 16 * (128 + 128) * 2
+    assert cache_of(attention__head_count_kv=[4] * 14 + [0] * 14) == 14 * 4 * (128 + 128) * 2
+    usual = cache_of(attention__key_length=None, attention__value_length=None, embedding_length=1024)
+    assert usual == 28 * 8 * (64 + 64) * 2
+    assert cache_of(attention__kv_lora_rank=512, rope__dimension_count=64) == 28 * (512 + 64) * 2
+
+
+def test_a_header_whose_tokens_differ_or_that_lies_says_nothing_of_the_cache():
+    assert cache_of(attention__sliding_window=4096) is None
+    assert cache_of(ssm__state_size=16) is None
+    assert cache_of(block_count=None) is None
+    assert cache_of(block_count=2**31 - 1) is None
+    assert cache_of(attention__head_count_kv=[4, 4]) is None
+    assert cache_of(attention__key_length=None) is None
+    assert cache_of(attention__key_length=2**31 - 1) is None

@@ -39,10 +39,10 @@ def is_remote(model: str) -> bool:
 def estimate(profile: Profile, weights: WeightsFile | None) -> Estimate:
     """Memory of one replica: the profile's own `memory`, or weights + key/value cache + buffers.
 
-    The weights take their file size (within 1 % for GGUF). The cache is context x slots tokens at
-    `min(file size / 32768, 320 KiB)` bytes each: a rule of thumb fitted to published models with grouped-query
-    attention and a 16-bit cache (layers x key/value heads x head length x 2 x 2 bytes: 12 KiB for 0.5 B parameters,
-    128 KiB for 8 B, 320 KiB for 70 B, over 4-bit weights). It stands in until headers are read.
+    The weights take their file size (within 1 % for GGUF). The cache takes context x slots tokens at what the file's
+    header says of one (`cache_bytes_per_token`); where it says nothing, at `min(file size / 32768, 320 KiB)`: a rule of
+    thumb fitted to published models with grouped-query attention and a 16-bit cache (layers x key/value heads x head
+    length x 2 x 2 bytes: 12 KiB for 0.5 B parameters, 128 KiB for 8 B, 320 KiB for 70 B, over 4-bit weights).
 
     Args:
         profile: `memory_bytes` overrides everything.
@@ -53,10 +53,12 @@ def estimate(profile: Profile, weights: WeightsFile | None) -> Estimate:
     if weights is None or weights.complete.value is Truth.NO or weights.size_bytes <= 0:
         return Estimate(None, "size of the weights not known yet, so memory was not checked")
     tokens = profile.context * profile.slots
-    cache = tokens * min(weights.size_bytes // _KV_DIVISOR, _KV_CEILING)
+    known = weights.cache_bytes_per_token
+    cache = tokens * (known if known is not None else min(weights.size_bytes // _KV_DIVISOR, _KV_CEILING))
     total = weights.size_bytes + cache + _OVERHEAD_BYTES
+    by = "by the file's header" if known is not None else "by estimate"
     return Estimate(
         total,
-        f"{format_size(total)} by estimate ({format_size(weights.size_bytes)} weights, "
+        f"{format_size(total)} {by} ({format_size(weights.size_bytes)} weights, "
         f"{format_size(cache)} cache for {tokens} tokens; `memory:` in the profile overrides it)",
     )

@@ -167,10 +167,14 @@ class NodeWarning:
 
 @frozen
 class WeightsFile:
-    """A model file on a node. `complete` is no while it is being fetched or when its header does not parse."""
+    """A model file on a node. `complete` is no while it is being fetched or when its header does not parse.
+
+    `cache_bytes_per_token`: what a token takes in a 16-bit key/value cache by the header; None when that does not say.
+    """
 
     path: str
     size_bytes: int
     format: str
     complete: Finding
     fingerprint: str = ""
+    cache_bytes_per_token: int | None = None

@@ -179,7 +179,7 @@ class _Case:
 
     def estimate(self, weights: WeightsFile | None) -> Estimate:
         """Memory of one replica with those weights."""
-        key = None if weights is None else (weights.size_bytes, weights.complete.value)
+        key = weights and (weights.size_bytes, weights.complete.value, weights.cache_bytes_per_token)
         if key not in self.estimates:
             self.estimates[key] = estimate(self.profile, weights)
         return self.estimates[key]

@@ -37,6 +37,10 @@ _TYPES = {
 Value = int | float | bool | str | tuple[int | float | bool, ...]
 
 
+_MAX_LAYERS = 10_000
+_MAX_CACHE_BYTES = 1 << 30
+
+
 class GgufError(LlmgwError):
     """The bytes are no GGUF header that llmgw can read."""
 
@@ -87,6 +91,38 @@ class GgufHeader:
         if isinstance(value, tuple):
             value = max((item for item in value if isinstance(item, int)), default=None)
         return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+
+    @property
+    def cache_bytes_per_token(self) -> int | None:
+        """Bytes a token takes in a 16-bit key/value cache: 2 x sum over layers of key/value heads x (key + value length).
+
+        Keys are those of GGUF files made for llama.cpp. Heads may differ by layer; lengths default to embedding length
+        / heads. With latent attention a layer keeps `attention.kv_lora_rank` + `rope.dimension_count` values. None
+        where tokens do not all take the same: sliding windows and recurrent layers.
+        """
+        layers, heads = self.count("block_count"), self.count("attention.head_count")
+        if not layers or layers > _MAX_LAYERS or self.count("attention.sliding_window") or self.count("ssm.state_size"):
+            return None
+        latent = self.count("attention.kv_lora_rank")
+        if latent:
+            rope = self.count("rope.dimension_count")
+            return None if rope is None else 2 * layers * (latent + rope)
+        per_layer = self.values.get(f"{self.architecture}.attention.head_count_kv")
+        if isinstance(per_layer, tuple):
+            if len(per_layer) != layers or not all(type(item) is int and item >= 0 for item in per_layer):
+                return None
+            total = sum(int(item) for item in per_layer)
+        else:
+            each = self.count("attention.head_count_kv")
+            total = layers * (each if each is not None else heads or 0)
+        embedding = self.count("embedding_length")
+        usual = embedding // heads if embedding and heads else None
+        key, value = self.count("attention.key_length"), self.count("attention.value_length")
+        key, value = usual if key is None else key, usual if value is None else value
+        if key is None or value is None or not total:
+            return None
+        found = 2 * total * (key + value)
+        return found if found <= _MAX_CACHE_BYTES else None
 
     @property
     def split(self) -> tuple[int, int] | None:

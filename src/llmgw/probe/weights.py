@@ -133,7 +133,8 @@ class WeightsScanner:
                 continue
             part = self._part(folder / name, seen, gguf=True)
             if part is not None:
-                yield WeightsFile(str(part.path), part.size_bytes, "gguf", part.complete, part.fingerprint)
+                cache = part.header.cache_bytes_per_token if part.header else None
+                yield WeightsFile(str(part.path), part.size_bytes, "gguf", part.complete, part.fingerprint, cache)
         for (stem, total), numbered in sets.items():
             parts = [part for n in sorted(numbered) if (part := self._part(folder / numbered[n], seen, gguf=True))]
             if parts:
@@ -205,6 +206,7 @@ def _split_set(folder: Path, stem: str, total: int, numbers: Sequence[int], part
         "gguf",
         complete,
         _joined(parts),
+        parts[0].header.cache_bytes_per_token if parts[0].header else None,
     )
 
 
