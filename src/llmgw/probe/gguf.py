@@ -94,7 +94,7 @@ class GgufHeader:
 
     @property
     def cache_bytes_per_token(self) -> int | None:
-        """Bytes a token takes in a 16-bit key/value cache: 2 x sum over layers of key/value heads x (key + value length).
+        """Bytes of a token in a 16-bit key/value cache: 2 x sum over layers of key/value heads x (key + value length).
 
         Keys are those of GGUF files made for llama.cpp. Heads may differ by layer; lengths default to embedding length
         / heads. With latent attention a layer keeps `attention.kv_lora_rank` + `rope.dimension_count` values. None
