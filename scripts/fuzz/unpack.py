@@ -3,6 +3,7 @@
 
     unpack.py [--seconds 600] [--seed N] [--keep DIR]        prints the figures; exit code 1 when something was found
     unpack.py --quick                                        five seconds
+    unpack.py --steady 60        unpacks the same 400 archives so many times: memory must not move at all
 
 Archives are made three ways: random lists of members (names, links and sizes from a dictionary of nasty ones), the
 bytes of such archives changed at random with their checksums made right again, and raw changes of the packed file.
@@ -289,6 +290,27 @@ def campaign(seconds: float, seed: int, keep: Path | None, say: Callable[[str], 
     return len(findings) + (quarters[4] - quarters[2] > 4)
 
 
+def steady(rounds: int, seed: int, say: Callable[[str], None] = print) -> int:
+    """The extractor alone, without making archives; returns 1 when it keeps memory."""
+    signal.signal(signal.SIGALRM, _alarm)
+    warnings.simplefilter("ignore", UserWarning)
+    readings = []
+    with tempfile.TemporaryDirectory(prefix="llmgw-fuzz-", dir=_fast_directory()) as jail:
+        maker, archives, out = Maker(seed, Path(jail, "outside")), [], Path(jail, "out")
+        for at in range(400):
+            archives.append(Path(jail, str(at)))
+            archives[-1].write_bytes(maker.archive())
+        for _ in range(rounds):
+            for archive in archives:
+                if attempt(archive, out)[0] == "accepted":
+                    shutil.rmtree(out)
+            gc.collect()
+            readings.append((rss_mib(), len(gc.get_objects())))
+    warm, last = readings[len(readings) // 10], readings[-1]
+    say(f"{rounds * 400} unpackings: {warm[0]:.2f} -> {last[0]:.2f} MiB, {warm[1]} -> {last[1]} objects")
+    return int(last[0] - warm[0] > 1 or last[1] - warm[1] > 50)
+
+
 def main() -> int:
     """Read the command line and run."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -296,7 +318,10 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=int(time.time()))
     parser.add_argument("--keep", type=Path)
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--steady", type=int, metavar="ROUNDS")
     args = parser.parse_args()
+    if args.steady:
+        return steady(args.steady, args.seed)
     return 1 if campaign(5 if args.quick else args.seconds, args.seed, args.keep) else 0
 
 

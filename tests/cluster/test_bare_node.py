@@ -5,10 +5,13 @@ The tests go on from one another, in this order: one node, one engine, one life.
 
 from __future__ import annotations
 
+import contextlib
+import subprocess
 import sys
+from collections.abc import Iterator
 
 import pytest
-from cluster_node import HEAD, NAMES, PACKAGES, Lab, wait
+from cluster_node import ENV, HEAD, NAMES, PACKAGES, Lab, wait
 
 pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("cluster")]
 
@@ -31,7 +34,7 @@ def test_the_node_is_bare_and_alone(lab: Lab) -> None:
 
 def test_without_any_package_source_the_words_say_so(lab: Lab) -> None:
     lab.start_server(engines={"llama.cpp": "b1"}, sources=["github"])
-    lab.start_agent(recheck_interval="1s")
+    lab.start_agent(recheck_interval="2s")
     found = lab.await_engine("failed", LACKING)
     assert not found["usable"]
     assert found["words"].startswith(f"failed: {LACKING}")
@@ -84,6 +87,41 @@ def test_a_removed_library_with_no_source_left_is_broken_in_words(lab: Lab) -> N
     lab.sources(SOURCE)
     lab.ctl("engines", "recheck", "bare")
     assert lab.await_engine("ready")["usable"]
+
+
+HOLD = (
+    "import fcntl, sys; f = open('/var/lib/dpkg/lock-frontend', 'w'); fcntl.lockf(f, fcntl.LOCK_EX);"
+    "print('held', flush=True); sys.stdin.read()"
+)
+
+
+@contextlib.contextmanager
+def lock_held_without_library(lab: Lab) -> Iterator[None]:
+    """Remove the library and hold the lock of dpkg before the agent brings it back; again when the agent was faster."""
+    command = f'apt-get -y remove libgomp1 >/dev/null && exec {sys.executable} -c "{HOLD}"'
+    for _ in range(5):
+        holder = subprocess.Popen(
+            lab.inside("sh", "-c", command), stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=ENV, text=True
+        )
+        try:
+            assert holder.stdout is not None
+            assert holder.stdout.readline() == "held\n"
+            if not has_library(lab):
+                yield
+                return
+        finally:
+            holder.communicate("")
+        lab.await_engine("ready")
+    pytest.fail("the agent was faster five times")
+
+
+def test_a_lock_somebody_holds_is_waited_for_in_words(lab: Lab) -> None:
+    with lock_held_without_library(lab):
+        found = lab.await_engine("broken", "waiting for process ")
+        assert "which holds the lock of `apt-get`" in found["words"]
+        assert not has_library(lab)
+    assert lab.await_engine("ready")["usable"]
+    assert has_library(lab)
 
 
 def test_a_recheck_of_a_node_that_is_not_there_is_told(lab: Lab) -> None:

@@ -86,7 +86,7 @@ def test_a_lock_is_waited_for_with_words() -> None:
     answers = iter([done(0, SIMULATED), done(100, "", LOCKED), done(0)])
     _, said, clock = provide(Scripted(lambda _: next(answers)))
     assert said[-1] == "waiting for process 26648 (python3), which holds the lock of `apt-get`"
-    assert clock.waits == [5.0]
+    assert clock.waits == [2.0]
 
 
 def test_a_lock_that_stays_ends_at_the_deadline() -> None:

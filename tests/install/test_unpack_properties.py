@@ -85,3 +85,14 @@ def test_the_fuzzer_finds_nothing_in_its_quick_form() -> None:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "\n0 findings" in done.stdout
+
+
+def test_unpacking_the_same_archives_again_and_again_keeps_no_memory() -> None:
+    done = subprocess.run(
+        [sys.executable, ROOT / "scripts/fuzz/unpack.py", "--steady", "6", "--seed", "5"],
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.startswith("2400 unpackings: ")

@@ -15,6 +15,7 @@ from llmgw.errors import CommandError, PackagesFailed
 from llmgw.system.clock import Clock
 from llmgw.system.commands import MINIMAL_ENV, Completed, Runner
 
+_LOCK_LOOK_S = 2.0
 _NAME = re.compile(r"[a-z0-9][a-z0-9.+-]*")
 Say = Callable[[str], None]
 
@@ -55,7 +56,7 @@ class Manager:
 _APT_OPTIONS = (
     "-y", "--no-install-recommends", "--no-upgrade",
     "-o", "Dpkg::Options::=--force-confold", "-o", "Dpkg::Options::=--force-confdef",
-    "-o", "DPkg::Lock::Timeout=60", "-o", "Acquire::Retries=3",
+    "-o", "DPkg::Lock::Timeout=0", "-o", "Acquire::Retries=3",
 )  # fmt: skip
 
 MANAGERS: Mapping[str, Manager] = {
@@ -257,7 +258,7 @@ class NodePackages:
                     hint="wait for it, or look at why it does not end",
                 )
             say(f"waiting for {who}, which holds the lock of `{manager.program}`")
-            if self._clock.wait(stop, 5.0):
+            if self._clock.wait(stop, _LOCK_LOOK_S):
                 raise PackagesFailed("stopped while waiting for the package manager")
 
     def _failure(
