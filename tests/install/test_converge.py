@@ -241,6 +241,27 @@ def test_an_engine_nothing_wants_is_collected_after_a_while_but_never_in_use(ben
     assert converge.engine("small", "b1") is None
 
 
+def test_a_version_change_keeps_the_old_engine_until_its_replicas_have_moved(bench: Bench, until: Until) -> None:
+    release(bench.shelf.directory, "b2")
+    converge = bench.start()
+    converge.set_desired((SPEC,))
+    until(is_state(converge, EngineState.READY), what="ready")
+    bench.in_use = {("small", "b1")}
+    converge.set_desired((attrs.evolve(SPEC, version="b2"),))
+    until(lambda: converge.engine("small", "b2"), what="the new version")
+    bench.clock.ahead += 3 * COLLECT_AFTER_S
+    converge.wake()
+    until(lambda: converge.engine("small", "b1"), what="the old version can still be launched")
+    assert (bench.root / "small/b1-cpu").exists()
+    bench.in_use = {("small", "b2")}
+    converge.wake()
+    until(lambda: seen_unused(converge), what="unused")
+    bench.clock.ahead += COLLECT_AFTER_S
+    converge.wake()
+    until(lambda: not (bench.root / "small/b1-cpu").exists(), what="collected")
+    until(lambda: converge.engine("small", "b2"), what="the new version stays")
+
+
 def test_a_running_installation_that_is_no_longer_wanted_is_ended(bench: Bench, until: Until) -> None:
     entered, release_it = threading.Event(), threading.Event()
 
