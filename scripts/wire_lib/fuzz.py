@@ -16,8 +16,9 @@ DATA = Path(__file__).resolve().parents[2] / "tests" / "wire" / "data"
 _NASTY = [
     b"", b"{", b"[" * 70_000, b'{"a":' * 40 + b"1" + b"}" * 40, b'{"type":"hello"}', b'{"type":1}', b'{"type":null}',
     b'{"type":"report","report":{"seq":1e400}}', b'{"type":"answer","id":"\\ud800"}', b'{"type":"ack","seq":NaN}',
-    b'{"type":"ack","seq":' + b"9" * 5000 + b"}", b'{"type":"hello","type":"ack"}', b"\xff\xfe{\x00}\x00", b"\x00" * 100,
-    b"null", b"[]", b'"x"', b"GET / HTTP/1.1\r\n", b"\x16\x03\x01\x02\x00\x01", b'{"type":"join","protocol":1}',
+    b'{"type":"ack","seq":' + b"9" * 5000 + b"}", b'{"type":"hello","type":"ack"}', b"\xff\xfe{\x00}\x00",
+    b"\x00" * 100, b"null", b"[]", b'"x"', b"GET / HTTP/1.1\r\n", b"\x16\x03\x01\x02\x00\x01",
+    b'{"type":"join","protocol":1}',
     b'{"type":"enroll","token":"t","node_id":"n","csr":"x"}', b'{"type":"renew","csr":"-----BEGIN"}', b"x" * 70_000,
     b'{"type":"join","protocol":1,"version":"0"}', b'{"type":"issued"}', b"\xe2\x80\xa8" * 50, b"{}" * 2000,
     b'{"type":"hello","protocol":1,"node_id":"../../x","version":"","boot_id":"","instance_id":"","clock":0,'
