@@ -60,7 +60,7 @@ class LightNode:
     """An agent without its process: the real session, release board, pipeline, fetch and unpack."""
 
     def __init__(self, cluster: Cluster, name: str, arch: str) -> None:
-        self.words, self.error = [], ""
+        self.name, self.words, self.error = name, [], ""
         self.node = facts(arch, evolve(DEBIAN, glibc="2.39", libstdcxx="3.4.33"))
         self.installed, self.started = threading.Event(), False
         self.home = cluster.root / name

@@ -131,6 +131,10 @@ class Converge:
         """Look at everything again, and try again what failed, without waiting for its time."""
         self._mailbox.put("recheck")
 
+    def try_again(self) -> None:
+        """Try what failed now: what it failed for may have come."""
+        self._mailbox.put("again")
+
     def wake(self) -> None:
         """Facts or use changed: decide again."""
         self._mailbox.put("wake")
@@ -180,8 +184,9 @@ class Converge:
 
     def _take(self, message: str) -> None:
         self._retries.pop(_LOOK, None)
-        if message == "recheck":
+        if message in ("recheck", "again"):
             self._retries.clear()
+        if message == "recheck":
             # whoever asks for a look wants all of it: a moment long ago makes the comparison of every byte due
             self._held = {
                 key: attrs.evolve(each, checked_at=None, hashed_at=float("-inf")) for key, each in self._held.items()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import quote, urlsplit
 
@@ -63,10 +63,14 @@ class Releases:
 
     Args:
         asking_s: how long an installation waits for the server to have asked.
+
+    Attributes:
+        on_news: called from the session's thread when the server has got what it could not get before.
     """
 
     def __init__(self, asking_s: float = _ASKING_S) -> None:
         self._asking_s = asking_s
+        self.on_news: Callable[[], None] = lambda: None
         self._changed = threading.Condition()
         self._known: dict[tuple[str, str], Release] = {}
         self._assets_at = ""
@@ -80,9 +84,13 @@ class Releases:
             dialled: URL of the server it came from.
         """
         with self._changed:
+            lacked = {key for key, each in self._known.items() if not each.assets and not each.asking}
             self._known = {(each.engine, each.version): each for each in releases}
+            news = any(self._known[key].assets for key in lacked & self._known.keys())
             self._assets_at, self._dialled = assets_at, dialled
             self._changed.notify_all()
+        if news:
+            self.on_news()
 
     def close(self) -> None:
         """Let go of whoever waits."""
