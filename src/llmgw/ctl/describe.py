@@ -20,6 +20,7 @@ def draw(node: dict[str, Any], look: Look) -> list[str]:
         ("Node", node.get("node_id")),
         ("State", state_cell(f"{presence}, draining" if node.get("draining") else presence, presence)),
         ("Words", node.get("words")),
+        *([("Draining", node["drain_words"])] if node.get("drain_words") else []),
         ("llmgw", node.get("version")),
         ("Last seen", _since(look, node.get("last_seen"))),
         ("Last probed", _since(look, node.get("probed_at"))),

@@ -19,7 +19,7 @@ _PAUSE_S = 2.0
 
 
 @click.command()
-@click.option("-n", "--number", type=click.IntRange(1, 1000), default=50, show_default=True, help="How many at most.")
+@click.option("-n", "--number", type=click.IntRange(1, 5000), default=50, show_default=True, help="How many at most.")
 @click.option("-f", "--follow", is_flag=True, help="Go on with new ones as they happen, until Ctrl-C.")
 @output_option
 @connection
@@ -27,7 +27,7 @@ _PAUSE_S = 2.0
 def events(session: Session, number: int, follow: bool, output: str) -> None:
     """Show what happened: nodes that came and went, replicas that moved, profiles that changed.
 
-    The server keeps the last 1000, over its restarts too.
+    The server keeps the last 5000, over its restarts too.
     """
     data = session.client().get("events", query=f"limit={number}")
     now = session.clock.now()

@@ -108,6 +108,8 @@ class Deploy:
         self._last_pass, self._slack_s, self._replan_at = now, 0.0, 0.0
         self._grace_until, self._grace_words = now + _GRACE_BEATS_S, "has just started and waits for its nodes"
         self._inputs: tuple[object, ...] = ()
+        self._stored: tuple[StoredProfile, ...] | None = None
+        self._keys: tuple[StoredKey, ...] | None = None
         self._restless = True
 
     @property
@@ -211,9 +213,10 @@ class Deploy:
         fleet = self._fleet.views()
         stored, keys = self._state.profiles(), self._state.client_keys()
         held = self._held(fleet, began)
-        inputs = (self._fleet.revision, held, id(stored), id(keys))
+        same = stored is self._stored and keys is self._keys
+        inputs = (self._fleet.revision, held)
         pending = any(item.refusal is not None for item in self._outlook.standings) and began >= self._replan_at
-        if not (woken or self._restless or pending or inputs != self._inputs):
+        if not (woken or self._restless or pending or inputs != self._inputs or not same):
             self._outlook = evolve(self._outlook, nodes=fleet)
             return self._outlook
         profiles = [item.profile for item in stored]
@@ -230,7 +233,7 @@ class Deploy:
         away = (by_id.get(item.node_id) for item in assigned)
         away_now = any(node is None or node.presence is not Presence.CONNECTED for node in away)
         self._restless = away_now or not told or bool(self._finishing.leaving)
-        self._inputs = inputs
+        self._inputs, self._stored, self._keys = inputs, stored, keys
         took = self._clock.monotonic() - began
         self._slack_s = min(_LONGEST_PAUSE_S, 2 * took)
         self._replan_at = began + took / _READINGS_SHARE
@@ -245,8 +248,10 @@ class Deploy:
             try:
                 self.pass_once(woken=woken)
             except LlmgwError as error:
+                self._restless = True
                 log.error("cannot reconcile: %s", error.words())
             except Exception:
+                self._restless = True
                 log.exception("cannot reconcile")
             with self._passes:
                 self._done = self._begun

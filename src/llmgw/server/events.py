@@ -10,7 +10,7 @@ from attrs import frozen
 
 from llmgw.system.clock import Clock
 
-KEPT = 1000
+KEPT = 5000
 
 
 @frozen

@@ -93,10 +93,8 @@ class Teller:
         key = (tuple(sorted(labels.items())), beside)
         if key not in sets:
             base = tuple(spec for spec in self._engines.values() if not label_words(spec.node_selector, node))
-            also = tuple(
-                evolve(self._engines[name], version=version) for name, version in beside if name in self._engines
-            )
-            sets[key] = (*base, *also)
+            here = {spec.name: spec for spec in base}
+            sets[key] = (*base, *(evolve(here[name], version=version) for name, version in beside if name in here))
         return sets[key]
 
 
