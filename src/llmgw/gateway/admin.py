@@ -66,6 +66,8 @@ class AdminRelay(Relay):
         if self.body or head.method not in ("GET", "HEAD", "OPTIONS"):
             lines.append(b"Content-Length: %d\r\n" % len(self.body))
         lines.append(b"X-Forwarded-For: %b\r\n" % self.client.peer.encode("ascii", "replace"))
+        if self.client.operator:
+            lines.append(b"X-Forwarded-Operator: %b\r\n" % self.client.operator.encode("ascii"))
         lines.append(b"X-Forwarded-Proto: %b\r\n" % (b"https" if self.client.secure else b"http"))
         lines.append(b"X-Request-Id: %b\r\nConnection: close\r\n\r\n" % self.request_id)
         return b"".join(lines)

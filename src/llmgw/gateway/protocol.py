@@ -16,6 +16,7 @@ from llmgw.gateway.plane import Plane
 from llmgw.gateway.relay import Relay
 from llmgw.gateway.serve import Serve
 from llmgw.gateway.surface import Goal, aim, model_problem
+from llmgw.gateway.tls import operator_of
 
 _READ = 64 << 10
 _LINGER_S = 2.0
@@ -40,6 +41,7 @@ class Client(asyncio.Protocol):
         self.keep = True
         self.peer = ""
         self.secure = False
+        self.operator = ""
         self.transport: Any = None
         self._stage = _HEAD
         self._buf = b""
@@ -60,7 +62,9 @@ class Client(asyncio.Protocol):
         self.transport.max_size = _READ
         peer = transport.get_extra_info("peername")
         self.peer = str(peer[0]) if isinstance(peer, tuple) else ""
-        self.secure = isinstance(transport.get_extra_info("ssl_object"), (ssl.SSLObject, ssl.SSLSocket))
+        tls = transport.get_extra_info("ssl_object")
+        self.secure = isinstance(tls, (ssl.SSLObject, ssl.SSLSocket))
+        self.operator = operator_of(tls) if self.secure else ""
         self.transport.set_write_buffer_limits(high=65536)
         self.plane.clients.add(self)
         self._deadline = self.plane.now() + self.plane.options.head_timeout_s

@@ -13,11 +13,12 @@ import socket
 import ssl
 
 from llmgw import __version__
-from llmgw.errors import AddressInUse, TlsError
+from llmgw.errors import AddressInUse
 from llmgw.gateway.control import ControlLink
 from llmgw.gateway.plane import Plane
 from llmgw.gateway.protocol import Client
 from llmgw.gateway.settings import Options
+from llmgw.gateway.tls import FrontFiles, FrontTls
 
 _LOG = logging.getLogger("llmgw.gateway")
 _SEND_BUFFER = 64 << 10
@@ -30,7 +31,7 @@ class Service:
     Args:
         control, admin: unix sockets of the control process.
         listen: host and port for clients; several processes may share it (SO_REUSEPORT).
-        tls: certificate chain and key, None for plain HTTP.
+        tls: certificate, key and who may show one; None for plain HTTP.
 
     Raises:
         AddressInUse: the address is taken, or cannot be listened on.
@@ -42,7 +43,7 @@ class Service:
         control: str,
         admin: str,
         listen: tuple[str, int],
-        tls: tuple[str, str] | None,
+        tls: FrontFiles | None,
         index: int,
         options: Options,
     ) -> None:
@@ -51,7 +52,7 @@ class Service:
         self._tls = tls
         self._index = index
         self._options = options
-        self._context = _context(tls) if tls else None
+        self._tls = FrontTls(tls) if tls else None
         self._socket = _bind(*listen)
 
     async def run(self) -> None:
@@ -71,10 +72,10 @@ class Service:
         server = await loop.create_server(
             lambda: Client(plane),
             sock=self._socket,
-            ssl=self._context,
+            ssl=self._tls.context if self._tls else None,
             backlog=_BACKLOG,
-            ssl_handshake_timeout=self._options.head_timeout_s if self._context else None,
-            ssl_shutdown_timeout=5.0 if self._context else None,
+            ssl_handshake_timeout=self._options.head_timeout_s if self._tls else None,
+            ssl_shutdown_timeout=5.0 if self._tls else None,
         )
         host, port = self._socket.getsockname()[:2]
         listen = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
@@ -114,14 +115,9 @@ class Service:
         await asyncio.sleep(0.05 if plane.clients else 0)
 
     def _reload(self) -> None:
-        """SIGHUP: read the certificate again; connections there are keep the old one."""
-        if self._context is None or self._tls is None:
-            return
-        try:
-            self._context.load_cert_chain(*self._tls)
-            _LOG.info("certificate loaded again")
-        except (OSError, ssl.SSLError) as error:
-            _LOG.error("the certificate cannot be loaded, the old one stays: %s", error)
+        """SIGHUP: look at the TLS files now; a new connection does so anyway."""
+        if self._tls is not None:
+            self._tls.refresh()
 
 
 async def _sweep(plane: Plane) -> None:

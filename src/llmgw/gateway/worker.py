@@ -11,6 +11,7 @@ from llmgw.units import parse_duration
 
 if TYPE_CHECKING:
     from llmgw.gateway.settings import Options
+    from llmgw.gateway.tls import FrontFiles
 
 
 class _Duration(click.ParamType[float]):
@@ -38,6 +39,8 @@ def _listen(text: str) -> tuple[str, int]:
 @click.option("--listen", required=True, help="HOST:PORT for clients; port 0 takes any free one.")
 @click.option("--tls-cert", default="", help="Certificate chain for clients, PEM.")
 @click.option("--tls-key", default="", help="Its private key, PEM.")
+@click.option("--tls-client-ca", default="", help="CAs of operators' certificates, PEM.")
+@click.option("--tls-client-crl", default="", help="Revoked operator certificates, PEM.")
 @click.option("--index", default=0, help="Number of this gateway process.")
 @click.option("--queue", default=64, help="Requests that may wait per model.")
 @click.option("--queue-timeout", type=_Duration(), default="30s")
@@ -59,6 +62,8 @@ def command(
     listen: str,
     tls_cert: str,
     tls_key: str,
+    tls_client_ca: str,
+    tls_client_crl: str,
     index: int,
     queue: int,
     queue_timeout: float,
@@ -77,6 +82,7 @@ def command(
 ) -> None:
     """Serve /v1 on HOST:PORT by the routes of the control process (internal)."""
     from llmgw.gateway.settings import Options
+    from llmgw.gateway.tls import FrontFiles
 
     if bool(tls_cert) != bool(tls_key):
         raise UsageError("`--tls-cert` and `--tls-key` go together", hint="give both or none")
@@ -96,14 +102,15 @@ def command(
         access_log_sample=access_log_sample,
         cors_origins=cors_origins,
     )
-    run(control, admin, _listen(listen), (tls_cert, tls_key) if tls_cert else None, index, options)
+    tls = FrontFiles(tls_cert, tls_key, tls_client_ca, tls_client_crl) if tls_cert else None
+    run(control, admin, _listen(listen), tls, index, options)
 
 
 def run(
     control: str,
     admin: str,
     listen: tuple[str, int],
-    tls: tuple[str, str] | None,
+    tls: FrontFiles | None,
     index: int,
     options: Options,
 ) -> None:

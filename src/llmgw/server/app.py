@@ -193,6 +193,7 @@ def _start(settings: ServerSettings, stack: contextlib.ExitStack) -> Deploy:
         hosts=(http.listen.host, socket.gethostname()) if http.listen.loopback else None,
         open_page=http.listen.loopback,
         secure=http.tls is not None,
+        operators=http.tls is not None and http.tls.client_ca is not None,
     )
     parts = Parts(state, fleet, deploy, control, clock, clock.now())
     registrar = _registrar(settings, state, clock)
@@ -366,6 +367,8 @@ class _Gateway:
         ]
         if settings.http.tls is not None:
             self._options += ["--tls-cert", settings.http.tls.cert, "--tls-key", settings.http.tls.key]
+            for option, path in (("ca", settings.http.tls.client_ca), ("crl", settings.http.tls.client_crl)):
+                self._options += [f"--tls-client-{option}", path] if path else []
 
     def __call__(self, index: int) -> Daemon:
         from llmgw.system.commands import start_daemon

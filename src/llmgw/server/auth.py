@@ -6,6 +6,7 @@ import hashlib
 import hmac
 import ipaddress
 import logging
+import re
 import secrets
 import threading
 from collections.abc import Iterable
@@ -27,6 +28,7 @@ COOKIE = "llmgw_session"
 BODY_LIMIT = 1 << 20
 SESSION_S = 12 * 3600.0
 _SESSIONS_MAX = 1000
+_HASHED = re.compile(r"sha256:([0-9a-f]{64})")
 _SAFE = ("GET", "HEAD", "OPTIONS")
 _HEADERS = (
     (b"content-security-policy", b"default-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'self'"),
@@ -38,10 +40,15 @@ _HEADERS = (
 
 
 class AdminToken:
-    """The bearer token of `llmgw ctl` and of the page's login. Only its hash is kept in memory."""
+    """The bearer token of `llmgw ctl` and of the page's login. Only its hash is kept in memory.
+
+    Args:
+        token: the token, or `sha256:HEX` of it: then it stands in the clear nowhere on the server.
+    """
 
     def __init__(self, token: str) -> None:
-        self._digest = hashlib.sha256(token.encode()).digest()
+        hashed = _HASHED.fullmatch(token)
+        self._digest = bytes.fromhex(hashed[1]) if hashed else hashlib.sha256(token.encode()).digest()
 
     def accepts(self, text: str) -> bool:
         """Whether `text` is the token; takes the same time whatever it is."""
@@ -115,15 +122,25 @@ class Gate:
             open to this machine needs the list: another site's script could reach it through a name of its own.
         open_page: the page may be read without login (only this machine can connect).
         secure: clients connect over TLS, so the cookie is for TLS only.
+        operators: the gateway names operators whose certificate it has verified; nobody else reaches this socket, and
+            the gateway lets no such header of a client through.
     """
 
     def __init__(
-        self, token: AdminToken, sessions: Sessions, *, hosts: Iterable[str] | None, open_page: bool, secure: bool
+        self,
+        token: AdminToken,
+        sessions: Sessions,
+        *,
+        hosts: Iterable[str] | None,
+        open_page: bool,
+        secure: bool,
+        operators: bool = False,
     ) -> None:
         self.token = token
         self.sessions = sessions
         self.open_page = open_page
         self.secure = secure
+        self._operators = operators
         self._hosts = {"localhost", *(host.lower() for host in hosts)} if hosts is not None else None
 
     def refuse(self, method: str, path: str, headers: Headers) -> tuple[int, LlmgwError] | None:
@@ -141,6 +158,11 @@ class Gate:
         if method not in _SAFE and any(not _same_origin(origin, host) for origin in origins):
             return 403, LlmgwError(
                 "another site's page may not change anything here", cause="the Origin header is not this server's",
+                code="origin-refused",
+            )  # fmt: skip
+        if method not in _SAFE and headers.get("sec-fetch-site") in ("cross-site", "same-site"):
+            return 403, LlmgwError(
+                "another site's page may not change anything here", cause="the browser says the request is another's",
                 code="origin-refused",
             )  # fmt: skip
         if path.startswith("/api/"):
@@ -165,14 +187,18 @@ class Gate:
     def may_read(self, headers: Headers) -> bool:
         """Whether the page may be shown: by session, by token, or to all on loopback."""
         session = session_of(headers)
-        return self.open_page or (session is not None and self.sessions.valid(session)) or self._bearer(headers)
+        known = session is not None and self.sessions.valid(session)
+        return self.open_page or known or self._bearer(headers) or self._operator(headers)
+
+    def _operator(self, headers: Headers) -> bool:
+        return self._operators and len(headers.getlist("x-forwarded-operator")) == 1
 
     def _bearer(self, headers: Headers) -> bool:
         kind, _, token = headers.get("authorization", "").partition(" ")
         return kind.lower() == "bearer" and self.token.accepts(token.strip())
 
     def _refuse_api(self, headers: Headers) -> tuple[int, LlmgwError] | None:
-        if self._bearer(headers):
+        if self._bearer(headers) or self._operator(headers):
             return None
         given = "authorization" in headers
         return 401, LlmgwError(

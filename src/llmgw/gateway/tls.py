@@ -1,0 +1,103 @@
+"""TLS towards clients: the certificate they see, followed when its files change, and operators who show their own."""
+
+from __future__ import annotations
+
+import logging
+import ssl
+from pathlib import Path
+from typing import Any
+
+from attrs import frozen
+
+from llmgw.domain.identity import read_role_uri
+from llmgw.errors import TlsError
+
+_LOG = logging.getLogger("llmgw.gateway")
+
+
+@frozen
+class FrontFiles:
+    """Paths of PEM files; "" for none. With `client_ca` a client may show a certificate, and need not."""
+
+    cert: str
+    key: str
+    client_ca: str = ""
+    client_crl: str = ""
+
+
+class FrontTls:
+    """A context that hands each new connection to the context of the files as they are now.
+
+    Raises:
+        TlsError: the files cannot be used, at the start; later ones that cannot leave the ones before in force.
+    """
+
+    def __init__(self, files: FrontFiles) -> None:
+        self._files = files
+        self._stamp = _look(files)
+        self._current = _context(files)
+        self.context = _context(files)
+        # called whether or not the client names a server
+        self.context.sni_callback = self._choose
+
+    def refresh(self) -> None:
+        """Use the files as they are now for new connections; those there are keep the old ones."""
+        stamp = _look(self._files)
+        if stamp == self._stamp:
+            return
+        self._stamp = stamp
+        try:
+            self._current = _context(self._files)
+            _LOG.info("TLS files loaded again")
+        except TlsError as error:
+            _LOG.error("the TLS files as they were before stay in use: %s", error)
+
+    def _choose(self, connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
+        self.refresh()
+        connection.context = self._current
+
+
+def operator_of(connection: Any) -> str:
+    """The name in an operator's certificate a client showed (OpenSSL has verified it), "" when it showed none.
+
+    Exactly one common name, and the role's name must be the same.
+    """
+    shown: Any = connection.getpeercert() or {}
+    names = [value for part in shown.get("subject", ()) for kind, value in part if kind == "commonName"]
+    roles = [read_role_uri(value) for kind, value in shown.get("subjectAltName", ()) if kind == "URI"]
+    found = [role for role in roles if role is not None]
+    if len(names) == 1 and found == [("operator", names[0])] and names[0].isascii() and names[0].isprintable():
+        return str(names[0])
+    return ""
+
+
+def _look(files: FrontFiles) -> tuple[tuple[int, int], ...]:
+    found = []
+    for path in (files.cert, files.key, files.client_ca, files.client_crl):
+        if path:
+            try:
+                status = Path(path).stat()
+                found.append((status.st_mtime_ns, status.st_ino))
+            except OSError:
+                found.append((0, 0))
+    return tuple(found)
+
+
+def _context(files: FrontFiles) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(["http/1.1"])
+    what = f"the certificate `{files.cert}` with the key `{files.key}`"
+    try:
+        context.load_cert_chain(files.cert, files.key)
+        if files.client_ca:
+            what = f"the CAs of operators `{files.client_ca}`"
+            context.load_verify_locations(files.client_ca)
+            context.verify_mode = ssl.CERT_OPTIONAL
+        if files.client_ca and files.client_crl:
+            what = f"the revocation list `{files.client_crl}`"
+            context.load_verify_locations(files.client_crl)
+            context.verify_flags |= ssl.VERIFY_CRL_CHECK_LEAF
+    except (OSError, ssl.SSLError) as error:
+        raise TlsError(f"{what} cannot be loaded", cause=str(error)) from error
+    return context
