@@ -25,6 +25,9 @@ COMMANDS = {
     "logs": ("llmgw.ctl.replicas:logs", "Show the last lines a replica's engine wrote"),
     "events": ("llmgw.ctl.events:events", "Show what happened lately, or follow it"),
     "keys": ("llmgw.ctl.keys:keys", "Create, list and delete API keys"),
+    "usage": ("llmgw.ctl.usage:usage", "Show what clients used, by key, model or day"),
+    "requests": ("llmgw.ctl.requests:requests", "Show the requests under way, live with -f"),
+    "weights": ("llmgw.ctl.weights:weights", "List models on nodes, fetch them ahead, remove unused ones"),
     "status": ("llmgw.ctl.status:status", "Show the server, its gateways and what they are doing"),
     "join-token": ("llmgw.ctl.jointokens:join_token", "Let a new node join without a certificate"),
     "onboard": ("llmgw.ctl.onboard:onboard", "Make machines into nodes, over ssh"),
@@ -34,10 +37,10 @@ COMMANDS = {
 }
 
 
-def _dial(ca: str | None) -> Transport:
-    from llmgw.system.http import Http  # imports ssl and, when it asks, urllib3: only when dialing
+def _dial(ca: str | None, certificate: tuple[str, str] | None = None) -> Transport:
+    from llmgw.ctl.dialing import Dialer  # only when dialing
 
-    return Http(ca_file=ca)
+    return Dialer(ca, certificate)
 
 
 class _Group(LazyGroup):

@@ -7,7 +7,6 @@ from typing import Any
 
 import click
 
-from llmgw.ctl import describe
 from llmgw.ctl.output import Look, listing, output_option, size, watch_option
 from llmgw.ctl.session import Session, connection
 from llmgw.ctl.tables import Cell, render, shown, state_cell
@@ -28,6 +27,8 @@ def nodes(session: Session, node: str | None, output: str, watch: bool) -> None:
     if node is None:
         listing(session, output, watch, lambda: session.client().get("nodes"), draw)
     else:
+        from llmgw.ctl import describe  # long, and not needed to list nodes
+
         listing(session, output, watch, lambda: one(session.client().get("nodes", node)), describe.draw)
 
 
@@ -80,7 +81,7 @@ def draw(data: dict[str, Any], look: Look) -> list[str]:
         return ["no node has ever reported: start `llmgw agent` on one"]
     headers = ["NODE", "STATE", "ENGINES"]
     if look.wide:
-        headers += ["BUILD", "SINCE", "NEXT TRY", "SEEN", "VERSION", "OS", "CPU", "MEMORY", "GPUS"]
+        headers += ["BUILD", "SINCE", "NEXT TRY", "SEEN", "VERSION", "CERT", "OS", "CPU", "MEMORY", "GPUS"]
     rows = [[shown(node.get("node_id")), _state(node), *row] for node in found for row in _rows(node, look)]
     return render([*headers, "WORDS"], rows, columns=look.columns, colour=look.colour)
 
@@ -123,6 +124,7 @@ def _wide(node: dict[str, Any], engine: dict[str, Any], look: Look) -> list[str 
         look.until(engine.get("next_try")),
         look.ago(node.get("last_seen")),
         node.get("version"),
+        look.until((node.get("certificate") or {}).get("not_after")),
         f"{system.get('id')} {shown(system.get('version'))}" if system else None,
         f"{cpu.get('arch')}, {shown(cpu.get('cores'))} cores" if cpu else None,
         size(memory.get("total_bytes")),
