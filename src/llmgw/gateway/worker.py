@@ -126,7 +126,9 @@ def run(
 
     from llmgw.gateway.loop import new_loop
     from llmgw.gateway.service import Service
+    from llmgw.system import unpacked
 
+    unpacked.hold()
     logging.basicConfig(level=logging.INFO, format=f"%(asctime)s gateway {index} %(levelname)s %(message)s")
     logging.raiseExceptions = False
     service = Service(control, admin, listen, tls, index, options)
