@@ -87,7 +87,7 @@ def test_words_stand_letter_for_letter_in_every_form(ctl: Ctl, output: str) -> N
 def test_wide_is_never_wrapped_and_shows_more(ctl: Ctl) -> None:
     lines = ctl("nodes", "-o", "wide", columns=60).output.splitlines()
     assert len(lines) == 9
-    assert lines[1].split()[5:] == ["cuda-13.3", *"1m - 1s 0.1.0 debian 12 x86_64, 64 cores 512 GB 1 ready".split()]
+    assert lines[1].split()[5:] == ["cuda-13.3", *"1m - 1s 0.1.0 - debian 12 x86_64, 64 cores 512 GB 1 ready".split()]
     assert "in 30s" in lines[2]
     assert INSTALLING in lines[4]
 

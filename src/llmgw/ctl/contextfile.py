@@ -18,6 +18,8 @@ class Entry:
     server: str
     token_file: AbsolutePath | None = None
     ca: AbsolutePath | None = None
+    cert: AbsolutePath | None = None
+    key: AbsolutePath | None = None
 
 
 @frozen(kw_only=True)
@@ -41,4 +43,9 @@ def _cross(data: Mapping[str, Any]) -> list[Problem]:
     current, contexts = data.get("current-context"), data.get("contexts")
     if isinstance(current, str) and isinstance(contexts, dict | None) and current not in (contexts or {}):
         return [Problem(("current-context",), f"there is no context `{current}` in this file")]
-    return []
+    pairs = contexts.items() if isinstance(contexts, dict) else ()
+    return [
+        Problem(("contexts", name), "`cert` and `key` go together: an operator's certificate and its key")
+        for name, entry in pairs
+        if isinstance(entry, dict) and (entry.get("cert") is None) != (entry.get("key") is None)
+    ]

@@ -30,6 +30,7 @@ class Where:
         token: the bearer token, None when there is none.
         token_words: which file it came from, or why there is none.
         ca: PEM file of the authorities to trust; None means the machine's own.
+        certificate: PEM files of an operator's certificate and its key, shown to this server.
     """
 
     server: str
@@ -37,6 +38,7 @@ class Where:
     token: str | None = field(repr=False)
     token_words: str
     ca: str | None = None
+    certificate: tuple[str, str] | None = None
 
     @property
     def exposed(self) -> bool:
@@ -60,6 +62,7 @@ class Context:
     token_file: str | None
     ca: str | None
     origin: str
+    certificate: tuple[str, str] | None = None
 
 
 def find(
@@ -93,7 +96,8 @@ def find(
         url, origin = DEFAULT_SERVER, "the default"
     asked = token_file or env.get("LLMGW_TOKEN_FILE") or (chosen.token_file if chosen else None)
     token, words = _token(asked or default_token_file, asked=asked is not None)
-    return Where(url, origin, token, words, chosen.ca if chosen else None)
+    ca, certificate = (chosen.ca, chosen.certificate) if chosen else (None, None)
+    return Where(url, origin, token, words, ca, certificate)
 
 
 def check_server(text: str) -> str:
@@ -148,7 +152,10 @@ def _read(path: Path) -> tuple[str | None, dict[str, Context]]:
     try:
         read = load(path)
         made = {
-            name: Context(check_server(entry.server), entry.token_file, entry.ca, f"context `{name}` of `{path}`")
+            name: Context(
+                check_server(entry.server), entry.token_file, entry.ca, f"context `{name}` of `{path}`",
+                (entry.cert, entry.key) if entry.cert and entry.key else None,
+            )
             for name, entry in read.contexts.items()
         }
     except UsageError as error:

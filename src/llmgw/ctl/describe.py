@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -22,6 +23,7 @@ def draw(node: dict[str, Any], look: Look) -> list[str]:
         ("Words", node.get("words")),
         *([("Draining", node["drain_words"])] if node.get("drain_words") else []),
         ("llmgw", node.get("version")),
+        ("Certificate", _certificate(node.get("certificate"), look)),
         ("Last seen", _since(look, node.get("last_seen"))),
         ("Last probed", _since(look, node.get("probed_at"))),
     ]
@@ -34,6 +36,17 @@ def draw(node: dict[str, Any], look: Look) -> list[str]:
     _list(out, "Weights", _weights(node.get("weights")), look, unknown)
     _list(out, "Warnings", _warnings(node.get("warnings"), look), look, unknown)
     return out
+
+
+def _certificate(certificate: Any, look: Look) -> str:
+    """Serial and end; "" for a node that connects without one."""
+    if not isinstance(certificate, Mapping):
+        return ""
+    end, serial = certificate.get("not_after"), shown(certificate.get("serial"))
+    if not isinstance(end, int | float):
+        return serial
+    left = look.until(end) if end > look.now else "already"
+    return f"expires {left} ({time.strftime('%Y-%m-%d', time.gmtime(end))}), serial {serial}"
 
 
 def _since(look: Look, at: Any) -> str | None:

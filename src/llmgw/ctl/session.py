@@ -20,10 +20,11 @@ class Session:
 
     Args:
         clock: for ages and for `--watch`.
-        dial: makes the HTTP client from a CA file (None: the machine's own authorities).
+        dial: makes the HTTP client from a CA file (None: the machine's own authorities) and, when there is one, from an
+            operator's certificate and its key.
     """
 
-    def __init__(self, clock: Clock, dial: Callable[[str | None], Transport]) -> None:
+    def __init__(self, clock: Clock, dial: Callable[..., Transport]) -> None:
         self.clock = clock
         self._dial = dial
         self._given: dict[str, str] = {}
@@ -43,7 +44,8 @@ class Session:
             where = contexts.find(os.environ, **self._given)
             if where.token is not None and where.exposed:
                 click.echo(f"warning: the token crosses the network in the clear to `{where.server}`", err=True)
-            self._client = Client(where, self._dial(where.ca))
+            http = self._dial(where.ca, where.certificate) if where.certificate else self._dial(where.ca)
+            self._client = Client(where, http)
         return self._client
 
 

@@ -86,6 +86,7 @@ class Http:
     Args:
         user_agent: sent with each request; None means `llmgw/VERSION`.
         ca_file: PEM file of the authorities to trust; None means the machine's own store (`SSL_CERT_FILE` counts).
+        certificate: PEM files of a client certificate and its key, shown to every server that asks for one.
         machine_cas: trust the machine's own store beside `ca_file`.
         use_proxies: take `http_proxy`, `https_proxy`, `all_proxy` and `no_proxy` from the environment. This machine's
             own addresses are never asked for through a proxy.
@@ -97,7 +98,9 @@ class Http:
         ca_file: str | None = None,
         use_proxies: bool = True,
         machine_cas: bool = False,
+        certificate: tuple[str, str] | None = None,
     ) -> None:
+        self._certificate = certificate
         self._machine_cas = machine_cas
         self._user_agent = user_agent or f"llmgw/{llmgw.__version__}"
         self._ca_file = ca_file
@@ -266,6 +269,12 @@ class Http:
                 raise HttpError(
                     f"cannot read the authorities in `{self._ca_file}`", cause=http_words.os_words(error)
                 ) from error
+            if self._certificate is not None:
+                try:
+                    self._tls.load_cert_chain(*self._certificate)
+                except (OSError, ssl.SSLError) as error:
+                    path, self._tls = self._certificate[0], None
+                    raise HttpError(f"cannot use the certificate `{path}`", cause=http_words.os_words(error)) from error
         return self._tls
 
 
