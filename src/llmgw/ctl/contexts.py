@@ -153,7 +153,10 @@ def _read(path: Path) -> tuple[str | None, dict[str, Context]]:
         read = load(path)
         made = {
             name: Context(
-                check_server(entry.server), entry.token_file, entry.ca, f"context `{name}` of `{path}`",
+                check_server(entry.server),
+                entry.token_file,
+                entry.ca,
+                f"context `{name}` of `{path}`",
                 (entry.cert, entry.key) if entry.cert and entry.key else None,
             )
             for name, entry in read.contexts.items()

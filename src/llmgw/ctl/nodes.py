@@ -124,7 +124,6 @@ def _wide(node: dict[str, Any], engine: dict[str, Any], look: Look) -> list[str 
         look.until(engine.get("next_try")),
         look.ago(node.get("last_seen")),
         node.get("version"),
-        look.until((node.get("certificate") or {}).get("not_after")) or None,
         look.until((node.get("certificate") or {}).get("not_after")),
         f"{system.get('id')} {shown(system.get('version'))}" if system else None,
         f"{cpu.get('arch')}, {shown(cpu.get('cores'))} cores" if cpu else None,
