@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import click
 
+from llmgw.agent import service
 from llmgw.agent.join import join_command
 from llmgw.errors import LlmgwError, UsageError
 
@@ -56,6 +57,10 @@ def command(context: click.Context, config: Path, check: bool, stop_engines: boo
     _run(settings.load(config), stop_engines)
 
 
+for _each in service.COMMANDS:
+    command.add_command(_each)
+
+
 @command.command("status")
 @click.option("-o", "--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
 @click.pass_obj
@@ -91,9 +96,11 @@ def _alive(pid: int) -> bool:
 
 
 def _run(config: AgentSettings, stop_engines: bool) -> None:
+    from llmgw.system import unpacked
     from llmgw.system.clock import RealClock
     from llmgw.system.files import lock, make_dir
 
+    unpacked.hold()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -128,12 +135,15 @@ class Agent:
         from llmgw.agent.reporting import Reporting
         from llmgw.agent.weights import Weights
         from llmgw.providers import registry as providers
+        from llmgw.system import plugins
         from llmgw.system.commands import RealRunner
         from llmgw.system.http import Http
 
         host = self._management_address()
         if host is None:
             return
+        if words := plugins.add(self._config.plugins_dir):
+            _LOG.error("%s", words)
         runner, registry = RealRunner(), providers.load()
         for problem in registry.problems:
             _LOG.error("%s", problem.words())

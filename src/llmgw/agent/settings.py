@@ -150,6 +150,7 @@ class AgentSettings:
     model_dirs: tuple[AbsolutePath, ...] = ()
     weights_dir: AbsolutePath = "/var/lib/llmgw-weights"
     engines_dir: AbsolutePath = "/opt/llmgw/engines"
+    plugins_dir: AbsolutePath = "/usr/local/lib/llmgw/plugins"
     recheck_interval_s: Seconds = checked(lasting("1s", "1d"), default=600.0)
     engines: Mapping[str, Mapping[str, str]] = field(factory=dict)
     supervisor: Supervisor = field(factory=Supervisor)
