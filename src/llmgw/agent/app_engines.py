@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
 
+from llmgw.agent import collecting
 from llmgw.agent.converge import Converge
+from llmgw.agent.weights import Fetch, Weights, shown_name
 from llmgw.domain.engines import Asset
 from llmgw.domain.facts import NodeFacts
 from llmgw.install.named import see_named
@@ -20,11 +22,12 @@ from llmgw.install.pipeline import Pipeline
 from llmgw.install.prove import Prover
 from llmgw.install.store import Store
 from llmgw.providers.registry import Registry
-from llmgw.sources import fetch_asset, make_source
+from llmgw.sources import fetch_asset, fetch_model, make_source
 from llmgw.sources.server import TEXT, Releases
 from llmgw.system.clock import Clock
 from llmgw.system.commands import Runner
 from llmgw.system.http import Http
+from llmgw.system.ranged import Ranges, Throttle
 
 if TYPE_CHECKING:
     from llmgw.agent.settings import AgentSettings
@@ -86,3 +89,38 @@ def make_converge(
         changed,
         recheck_s=config.recheck_interval_s,
     )
+
+
+def make_fetch(config: AgentSettings, http: Http) -> Fetch:
+    """What brings weights into the weights directory: in parts, within the configured rate, above the floor."""
+    target = Path(config.weights_dir)
+    ranges = Ranges(
+        connections=config.weights_connections,
+        floor_bytes=config.weights_floor_bytes,
+        throttle=Throttle(config.weights_rate_bytes),
+    )
+
+    def fetch(source: str, progress: Callable[[int, int | None], None], stop: threading.Event) -> Path:
+        return fetch_model(source, target, http, progress=progress, stop=stop, ranges=ranges)
+
+    return fetch
+
+
+def weights_answers(
+    config: AgentSettings, weights: Weights, models: Callable[[], AbstractSet[str]]
+) -> dict[str, Callable[[Mapping[str, str]], Any]]:
+    """Answers to the server's questions about weights.
+
+    Args:
+        models: model texts of the replicas this node is to run.
+    """
+    target = Path(config.weights_dir)
+
+    def collect(args: Mapping[str, str]) -> dict[str, Any]:
+        found = collecting.unused(target, models(), weights.fetching())
+        if args.get("dry") == "false":
+            for item in found:
+                collecting.remove(item)
+        return {"files": [{"path": str(i.path), "size_bytes": i.size_bytes, "what": shown_name(i.what)} for i in found]}
+
+    return {"weights-fetch": lambda args: {"words": weights.begin(args["source"])}, "weights-collect": collect}

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from llmgw.agent.converge import Converge
 from llmgw.agent.supervisor import Supervisor
-from llmgw.domain.facts import NodeFacts, NodeWarning
+from llmgw.domain.facts import NodeFacts, NodeWarning, WeightsFile
 from llmgw.domain.report import NodeReport
 from llmgw.probe.registry import Registry
 from llmgw.system.clock import Clock
@@ -27,11 +27,18 @@ class Reporting:
         registry: finds out what the node is.
         standing: warnings that hold as long as this agent runs, such as a server dialled without TLS.
         on_facts: called from the probing thread after each probe.
+        on_their_way: weights that are being fetched.
     """
 
     def __init__(
-        self, registry: Registry, clock: Clock, standing: tuple[NodeWarning, ...], on_facts: Callable[[], None]
+        self,
+        registry: Registry,
+        clock: Clock,
+        standing: tuple[NodeWarning, ...],
+        on_facts: Callable[[], None],
+        on_their_way: Callable[[], tuple[WeightsFile, ...]] = tuple,
     ) -> None:
+        self._on_their_way = on_their_way
         self._registry = registry
         self._clock = clock
         self._standing = standing
@@ -72,7 +79,7 @@ class Reporting:
             readings=readings,
             engines=converge.statuses(),
             replicas=supervisor.statuses(),
-            weights=self._registry.weights() if probed_at is not None else (),
+            weights=(*self._registry.weights(), *self._on_their_way()) if probed_at is not None else (),
             warnings=(*self._standing, *warnings),
         )
 

