@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import click
 
-from llmgw.agent import service
+from llmgw.agent import app_doctor, service
 from llmgw.agent.join import join_command
 from llmgw.errors import LlmgwError, UsageError
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from llmgw.agent.session import Session, SessionStatus
     from llmgw.agent.settings import AgentSettings
     from llmgw.agent.supervisor import Supervisor
+    from llmgw.sources.server import Releases
     from llmgw.system.clock import Clock
 
 _LOG = logging.getLogger("llmgw.agent")
@@ -87,6 +88,7 @@ def status_command(config: Path, output: str) -> None:
 
 
 command.add_command(join_command)
+command.add_command(app_doctor.command)
 
 
 def _alive(pid: int) -> bool:
@@ -125,6 +127,7 @@ class Agent:
         self._stop = stop
         self._work_dir = Path(config.supervisor.work_dir)
         self._session: Session | None = None
+        self._models: frozenset[str] = frozenset()
 
     def run(self, stop_engines: bool) -> None:
         """Work until `stop` is set.
@@ -132,12 +135,13 @@ class Agent:
         Raises:
             LlmgwError: the node cannot be looked after, in words.
         """
+        from llmgw.agent.app_engines import Clients, make_fetch, weights_answers
         from llmgw.agent.reporting import Reporting
         from llmgw.agent.weights import Weights
         from llmgw.providers import registry as providers
+        from llmgw.sources.server import Releases
         from llmgw.system import plugins
         from llmgw.system.commands import RealRunner
-        from llmgw.system.http import Http
 
         host = self._management_address()
         if host is None:
@@ -148,16 +152,20 @@ class Agent:
         for problem in registry.problems:
             _LOG.error("%s", problem.words())
         with ExitStack() as stack:
-            http = stack.enter_context(Http())
-            local = stack.enter_context(Http(use_proxies=False))
+            clients = Clients.open(self._config, stack)
             probe = self._probe(runner)
-            converge, weights = None, Weights(self._model_dirs(), self._fetch_model(http), self._clock)
-            reporting = Reporting(probe, self._clock, self._standing(), lambda: self._woken(converge))
+            converge, weights = None, Weights(self._model_dirs(), make_fetch(self._config, clients.world), self._clock)
+            reporting = Reporting(
+                probe, self._clock, self._standing(), lambda: self._woken(converge), weights.on_their_way
+            )
             supervisor = self._supervisor(
                 host, registry.providers, lambda n, v: converge and converge.engine(n, v),
-                lambda n: _engine_words(converge, n), weights, local,
+                lambda n: _engine_words(converge, n), weights, clients.local,
             )  # fmt: skip
-            converge = self._converge(registry, runner, http, local, probe, supervisor)
+            releases = Releases()
+            stack.callback(releases.close)
+            converge = self._converge(registry, runner, clients, probe, supervisor, releases)
+            releases.on_news = converge.try_again
             supervisor.start()
             stack.callback(self._leave, supervisor, stop_engines)
             converge.start()
@@ -168,8 +176,9 @@ class Agent:
                 "logs": lambda args: _logs(supervisor, args),
                 "recheck": lambda _: converge.recheck_now(),
                 "doctor": lambda _: self._doctor(),
+                **weights_answers(self._config, weights, lambda: self._models),
             }
-            self._session = self._make_session(reporting, converge.set_desired, supervisor, answers)
+            self._session = self._make_session(reporting, converge.set_desired, supervisor, answers, releases)
             self._session.start()
             stack.callback(self._session.stop)
             _LOG.info("node %s: agent started, engines listen on %s", self._config.node_id, host)
@@ -195,38 +204,10 @@ class Agent:
     def _model_dirs(self) -> tuple[str, ...]:
         return (*self._config.model_dirs, self._config.weights_dir)
 
-    def _fetch_model(self, http: Any) -> Any:
-        from llmgw.sources import fetch_model
-
-        target = Path(self._config.weights_dir)
-
-        def fetch(source: str, progress: Callable[[int, int | None], None], stop: threading.Event) -> Path:
-            return fetch_model(source, target, http, progress=progress, stop=stop)
-
-        return fetch
-
     def _probe(self, runner: Any) -> Any:
-        from llmgw.probe.registry import ProbeSettings, Registry
+        from llmgw.agent.app_doctor import make_probe
 
-        config = self._config
-        return Registry(
-            ProbeSettings(
-                nvidia_smi=config.discovery.nvidia_smi,
-                ib_root=config.discovery.ib_root,
-                prefer_nvml=config.discovery.prefer_nvml,
-                fabrics=tuple((f.name, f.hcas, f.rate_gbps) for f in config.fabrics),
-                labels=dict(config.labels),
-                mgmt_addr=config.mgmt_addr,
-                mgmt_interface=config.mgmt_interface,
-                server_host=config.servers[0].host,
-                server_port=config.servers[0].port,
-                model_dirs=self._model_dirs(),
-                engines_dir=config.engines_dir,
-                work_dir=config.supervisor.work_dir,
-            ),
-            runner,
-            self._clock,
-        )
+        return make_probe(self._config, runner, self._clock)
 
     def _supervisor(
         self, host: str, providers: Any, engine: Any, engine_words: Any, weights: Any, local: Any
@@ -244,46 +225,29 @@ class Agent:
         )
         return Supervisor(settings, providers, engine, engine_words, weights, local, self._clock, self._poke)
 
-    def _converge(self, registry: Any, runner: Any, http: Any, local: Any, probe: Any, supervisor: Supervisor) -> Any:
-        from llmgw.agent.converge import Converge
-        from llmgw.install.named import see_named
-        from llmgw.install.packages import NodePackages
-        from llmgw.install.pipeline import Pipeline
-        from llmgw.install.prove import Prover
-        from llmgw.install.store import Store
-        from llmgw.sources import fetch_asset, make_source
-
-        prover = Prover(runner, local, self._clock)
-
-        def fetch(asset: Any, dest_dir: Path, *, progress: Any, stop: threading.Event) -> Path:
-            return fetch_asset(asset, dest_dir, http, progress=progress, stop=stop)
-
-        pipeline = Pipeline(
-            Store(Path(self._config.engines_dir), self._clock),
-            lambda text: make_source(text, http),
-            fetch,
-            NodePackages(runner, self._clock),
-            prover,
-            self._clock,
-        )
+    def _converge(
+        self, registry: Any, runner: Any, clients: Any, probe: Any, supervisor: Supervisor, releases: Releases
+    ) -> Any:
+        from llmgw.agent.app_engines import make_converge
 
         def changed() -> None:
             supervisor.poke()
             self._poke()
 
-        return Converge(
-            self._config.named,
-            registry,
-            pipeline,
-            lambda wanted, *, quick: see_named(prover, wanted, quick=quick),
-            lambda: probe.facts,
-            lambda: _in_use(supervisor),
-            self._clock,
-            changed,
+        def in_use() -> set[tuple[str, str]]:
+            return _in_use(supervisor)
+
+        return make_converge(
+            self._config, registry, runner, clients, lambda: probe.facts, in_use, changed, releases, self._clock
         )
 
     def _make_session(
-        self, reporting: Any, set_engines: Any, supervisor: Supervisor, answers: Mapping[str, Callable[[Any], Any]]
+        self,
+        reporting: Any,
+        set_engines: Any,
+        supervisor: Supervisor,
+        answers: Mapping[str, Callable[[Any], Any]],
+        releases: Releases,
     ) -> Session:
         import llmgw
         from llmgw.agent.session import Session
@@ -302,10 +266,12 @@ class Agent:
                 write_atomic(epoch_file, f"{desired.epoch}\n".encode())
             set_engines(desired.engines)
             supervisor.set_desired(desired.replicas, desired.epoch)
+            releases.take(desired.releases, desired.assets_at, session.status().server or "")
 
+            self._models = frozenset(spec.model for spec in desired.replicas)
         obeyed = {"epoch": int(highest) if highest.isdigit() else 0}
         tls = config.tls
-        return Session(
+        session = Session(
             servers=[str(server) for server in config.servers],
             node_id=config.node_id,
             tls=TlsFiles(tls.ca, tls.cert, tls.key, tls.crl) if tls is not None else None,
@@ -323,6 +289,7 @@ class Agent:
         )
 
     def _standing(self) -> tuple[Any, ...]:
+        return session
         from llmgw.domain.facts import NodeWarning
 
         return tuple(NodeWarning("agent-config", words, self._clock.now()) for words in self._config.warnings)

@@ -14,6 +14,7 @@ from attrs import evolve, field, frozen
 
 from llmgw.config import (
     AbsolutePath,
+    Bytes,
     Problem,
     Seconds,
     ServerUrl,
@@ -151,6 +152,9 @@ class AgentSettings:
     weights_dir: AbsolutePath = "/var/lib/llmgw-weights"
     engines_dir: AbsolutePath = "/opt/llmgw/engines"
     plugins_dir: AbsolutePath = "/usr/local/lib/llmgw/plugins"
+    weights_connections: int = checked(at_least(1, 32), default=4)
+    weights_rate_bytes: Bytes | None = checked(at_least(1 << 10), default=None)
+    weights_floor_bytes: Bytes = checked(at_least(0), default=1_000_000_000)
     recheck_interval_s: Seconds = checked(lasting("1s", "1d"), default=600.0)
     engines: Mapping[str, Mapping[str, str]] = field(factory=dict)
     supervisor: Supervisor = field(factory=Supervisor)

@@ -135,6 +135,7 @@ def _start(settings: ServerSettings, stack: contextlib.ExitStack) -> Deploy:
     from llmgw.server.listener import Listener
     from llmgw.server.state import open_state
     from llmgw.server.web import Web, make_app
+    from llmgw.server.weights_routes import WeightsDoors
     from llmgw.server.workers import Workers
     from llmgw.system.clock import RealClock
     from llmgw.wire.tls import TlsFiles
@@ -197,7 +198,11 @@ def _start(settings: ServerSettings, stack: contextlib.ExitStack) -> Deploy:
     )
     parts = Parts(state, fleet, deploy, control, clock, clock.now())
     registrar = _registrar(settings, state, clock)
-    doors = [*AssetDoors(book, assets).routes(), *JoinDoor(registrar, lambda: listener.port).routes()]
+    doors = [
+        *AssetDoors(book, assets).routes(),
+        *WeightsDoors(fleet).routes(),
+        *JoinDoor(registrar, lambda: listener.port).routes(),
+    ]
     web = Web(settings.state_dir / "admin.sock", lambda stopping: make_app(parts, gate, stopping, doors))
     web.start()
     stack.callback(web.stop)
