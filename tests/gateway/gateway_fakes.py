@@ -44,6 +44,8 @@ class FakeControl:
         self.path = path
         self.hellos: list[dict[str, Any]] = []
         self.stats: list[dict[str, Any]] = []
+        self.watched: list[dict[str, Any]] = []
+        self.batches: dict[tuple[str, int], list[dict[str, Any]]] = {}
         self.line = b""
         self._peers: list[socket.socket] = []
         self._lock = threading.Lock()
@@ -61,6 +63,11 @@ class FakeControl:
         for peer in peers:
             with contextlib.suppress(OSError):
                 peer.sendall(self.line)
+
+    def usage(self, name: str, **only: str) -> int:
+        """A column of the usage told so far, summed up over the rows that are like `only`."""
+        rows = [row for batch in list(self.batches.values()) for row in batch]
+        return sum(row[name] for row in rows if all(row[key] == value for key, value in only.items()))
 
     def send(self, message: dict[str, Any] | bytes) -> None:
         data = message if isinstance(message, bytes) else json.dumps(message).encode() + b"\n"
@@ -98,7 +105,14 @@ class FakeControl:
                     if self.line:
                         peer.sendall(self.line)
                 for line in lines:
-                    self.stats.append(json.loads(line))
+                    said = json.loads(line)
+                    if said["type"] == "usage":
+                        self.batches[said["run"], said["batch"]] = said["rows"]
+                        peer.sendall(b'{"type":"usage-kept","batch":%d}\n' % said["batch"])
+                    elif said["type"] == "requests":
+                        self.watched.append(said)
+                    else:
+                        self.stats.append(said)
             except OSError:
                 pass
             with self._lock, contextlib.suppress(ValueError):

@@ -106,6 +106,11 @@ class ProfileFile:
     args: tuple[str, ...] = checked(_check_args, default=())
     env: Mapping[str, str] = checked(_check_env, factory=dict)
     start_deadline: AutoSeconds = checked(lasting("1s"), default=None)
+    max_tokens: int | None = checked(at_least(1), default=None)
+    default_max_tokens: int | None = checked(at_least(1), default=None)
+    default_temperature: float | None = checked(at_least(0, 100), default=None)
+    min_temperature: float | None = checked(at_least(0, 100), default=None)
+    max_temperature: float | None = checked(at_least(0, 100), default=None)
 
 
 def _cross(data: Mapping[str, Any]) -> list[Problem]:
@@ -200,6 +205,11 @@ def profile_to_json(profile: Profile) -> dict[str, Any]:
         "args": list(profile.args),
         "env": dict(profile.env),
         "start_deadline": "auto" if profile.start_deadline_s is None else _exact_duration(profile.start_deadline_s),
+        "max_tokens": profile.max_tokens,
+        "default_max_tokens": profile.default_max_tokens,
+        "default_temperature": profile.default_temperature,
+        "min_temperature": profile.min_temperature,
+        "max_temperature": profile.max_temperature,
     }
 
 
@@ -220,6 +230,11 @@ def _profile(document: Document) -> Profile:
         args=read.args,
         env=read.env,
         start_deadline_s=read.start_deadline,
+        max_tokens=read.max_tokens,
+        default_max_tokens=read.default_max_tokens,
+        default_temperature=read.default_temperature,
+        min_temperature=read.min_temperature,
+        max_temperature=read.max_temperature,
     )
 
 

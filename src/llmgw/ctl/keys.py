@@ -11,6 +11,7 @@ from llmgw.ctl.session import Session, connection
 from llmgw.ctl.tables import Cell, render
 from llmgw.ctl.text import escape
 from llmgw.errors import ApiError
+from llmgw.units import parse_duration
 
 
 @click.group()
@@ -32,23 +33,46 @@ def list_keys(session: Session, output: str, watch: bool) -> None:
 def draw(data: dict[str, Any], look: Look) -> list[str]:
     """The table."""
     rows: list[list[Cell | str | None]] = [
-        [key.get("name"), look.ago(key.get("created")), ", ".join(key.get("models") or ()) or "all"]
+        [
+            key.get("name"),
+            look.ago(key.get("created")),
+            ", ".join(key.get("models") or ()) or "all",
+            _limit(key.get("rpm")),
+            _limit(key.get("tpm")),
+            look.until(key.get("expires")) or "never",
+        ]
         for key in data.get("keys") or ()
     ]
     if not rows:
         return ["no key: make one with `llmgw ctl keys create NAME`"]
-    return render(["KEY", "AGE", "MODELS"], rows, columns=look.columns, colour=look.colour)
+    return render(["KEY", "AGE", "MODELS", "RPM", "TPM", "EXPIRES"], rows, columns=look.columns, colour=look.colour)
+
+
+def _limit(value: Any) -> str:
+    return str(value) if isinstance(value, int) else "none"
 
 
 @keys.command()
 @click.argument("name")
 @click.option("-m", "--models", multiple=True, metavar="MODEL[,MODEL]", help="Models it may use; all when left out.")
+@click.option("--rpm", type=click.IntRange(min=1), help="Requests a minute; no limit when left out.")
+@click.option("--tpm", type=click.IntRange(min=1), help="Tokens a minute; no limit when left out.")
+@click.option("--expires", metavar="DURATION", help="Refused after this time, such as `30d`; never when left out.")
 @connection
 @click.pass_obj
-def create(session: Session, name: str, models: tuple[str, ...]) -> None:
+def create(
+    session: Session, name: str, models: tuple[str, ...], rpm: int | None, tpm: int | None, expires: str | None
+) -> None:
     """Make a key and print it: standard output gets the key and nothing else."""
     allowed = [model.strip() for given in models for model in given.split(",") if model.strip()]
-    made = session.client().post("keys", body={"name": name, "models": allowed})
+    limits: dict[str, float | int] = {}
+    if rpm is not None:
+        limits["rpm"] = rpm
+    if tpm is not None:
+        limits["tpm"] = tpm
+    if expires is not None:
+        limits["expires"] = session.clock.now() + parse_duration(expires)
+    made = session.client().post("keys", body={"name": name, "models": allowed, **limits})
     key = made.get("key")
     if not isinstance(key, str) or not key:
         raise ApiError(f"the server made no key for `{name}`", hint="look with `llmgw ctl keys list`")

@@ -26,6 +26,8 @@ class Profile:
         memory_bytes: overrides the estimate, None means auto.
         args, env: handed to the engine as they are.
         start_deadline_s: seconds without progress until the start counts as failed, None means auto.
+        max_tokens, default_max_tokens, default_temperature, min_temperature, max_temperature: defaults and bounds of
+            requests, None for none; see `routing.Caps`.
     """
 
     name: str
@@ -42,3 +44,8 @@ class Profile:
     args: tuple[str, ...] = ()
     env: Mapping[str, str] = field(factory=dict)
     start_deadline_s: float | None = None
+    max_tokens: int | None = None
+    default_max_tokens: int | None = None
+    default_temperature: float | None = None
+    min_temperature: float | None = None
+    max_temperature: float | None = None

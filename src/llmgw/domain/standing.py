@@ -11,7 +11,7 @@ from llmgw.domain.profiles import Profile
 from llmgw.domain.replicas import ReplicaState, ReplicaStatus
 from llmgw.domain.report import NodeView, Presence
 from llmgw.domain.rollout import Assignment, status_of
-from llmgw.domain.routing import RouteModel, RouteReplica
+from llmgw.domain.routing import Caps, RouteModel, RouteReplica
 
 _LINES_TO_CLIENTS = 50
 
@@ -186,6 +186,13 @@ def route(standing: Standing, endpoints: Sequence[str], created: int, leaving: C
                 key=item.assignment.spec.api_key,
             )
         )
+    caps = Caps(
+        profile.max_tokens,
+        profile.default_max_tokens,
+        profile.default_temperature,
+        profile.min_temperature,
+        profile.max_temperature,
+    )
     return RouteModel(
         name=profile.name,
         aliases=profile.aliases,
@@ -197,6 +204,7 @@ def route(standing: Standing, endpoints: Sequence[str], created: int, leaving: C
         replicas=tuple(replicas),
         created=created,
         refusal=_told(standing.refusal) if standing.refusal is not None and standing.state != "ready" else (),
+        caps=caps if caps != Caps() else None,
     )
 
 

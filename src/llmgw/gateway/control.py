@@ -27,18 +27,20 @@ class ControlLink:
     Args:
         path: the unix socket.
         hello: the first message on every connection.
-        report: makes the message sent every `interval_s` seconds.
+        report: makes the messages sent every `interval_s` seconds.
         on_routes, on_drain, on_link: called on the loop's thread; `on_link` gets whether the control process is there.
+        on_other: gets the kind and the rest of every other message.
     """
 
     def __init__(
         self,
         path: str,
         hello: dict[str, Any],
-        report: Callable[[], dict[str, Any]],
+        report: Callable[[], list[dict[str, Any]]],
         on_routes: Callable[[RouteTable], None],
         on_drain: Callable[[], None],
         on_link: Callable[[bool], None],
+        on_other: Callable[[str, dict[str, Any]], None] = lambda _kind, _message: None,
         interval_s: float = 1.0,
     ) -> None:
         self._path = path
@@ -47,6 +49,7 @@ class ControlLink:
         self._on_routes = on_routes
         self._on_drain = on_drain
         self._on_link = on_link
+        self._on_other = on_other
         self._interval_s = interval_s
 
     async def run(self) -> None:
@@ -88,7 +91,7 @@ class ControlLink:
     async def _send_reports(self, writer: asyncio.StreamWriter) -> None:
         while not writer.is_closing():
             if writer.transport.get_write_buffer_size() < _BACKLOG_LIMIT:
-                writer.write(_line(self._report()))
+                writer.writelines([_line(message) for message in self._report()])
             await asyncio.sleep(self._interval_s)
 
     def _hear(self, line: bytes) -> None:
@@ -101,6 +104,8 @@ class ControlLink:
                 _LOG.info("routing snapshot %d: %d models", table.seq, len(table.models))
             elif kind == "drain":
                 self._on_drain()
+            elif isinstance(kind, str):
+                self._on_other(kind, message)
         except (WireError, msgspec.DecodeError, RecursionError) as error:
             _LOG.error("a message of the control process cannot be read and is ignored: %s", error)
 

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from llmgw.gateway.relay import Relay
 
 
+_OPEN_MAX = 200
+
+
 class Plane:
     """The shared state of the data plane; only the event loop's thread touches it.
 
@@ -115,15 +118,50 @@ class Plane:
         """Until the next sweep: a tenth of a second, longer where there is much to look at."""
         return 0.1 if len(self.clients) < 500 else 0.5
 
-    def report(self) -> dict[str, Any]:
-        """The `stats` message for the control process."""
-        return {
-            "type": "stats",
-            "in_flight": self.balance.running(),
-            "replicas": {name: count for name, count in self.balance.in_flight.items() if count},
-            "queued": self.balance.queued(),
-            "requests": self.stats.total,
-        }
+    def report(self) -> list[dict[str, Any]]:
+        """What the control process is told: `stats`, `usage` it does not have, `requests` while somebody looks."""
+        messages: list[dict[str, Any]] = [
+            {
+                "type": "stats",
+                "in_flight": self.balance.running(),
+                "replicas": {name: count for name, count in self.balance.in_flight.items() if count},
+                "queued": self.balance.queued(),
+                "requests": self.stats.total,
+            }
+        ]
+        usage = self.books.usage_message()
+        if usage is not None:
+            messages.append(usage)
+        if self.books.watched:
+            messages.append({"type": "requests", "ended": self.books.take_recent(), "open": self._open()})
+        return messages
+
+    def hear(self, kind: str, message: dict[str, Any]) -> None:
+        """A message of the control process that is about usage and requests."""
+        if kind == "usage-kept" and isinstance(message.get("batch"), int):
+            self.books.acknowledged(message["batch"])
+        elif kind == "watch":
+            self.books.watched = message.get("on") is True
+            if not self.books.watched:
+                self.books.recent.clear()
+
+    def _open(self) -> list[dict[str, Any]]:
+        now = self.now()
+        serves = [relay for relay in self.active if isinstance(relay, Serve)][:_OPEN_MAX]
+        return [
+            {
+                "id": serve.request_id.decode("ascii"),
+                "key": serve.key_name or None,
+                "model": serve.model_name[:128],
+                "path": serve.head.path,
+                "stream": serve.stream,
+                "replica": serve.last_replica if serve.replica is not None else None,
+                "node": serve.last_node if serve.replica is not None else None,
+                "ms": round((now - serve.began) * 1000),
+                "events": serve.events,
+            }
+            for serve in serves
+        ]
 
 
 def cors_lines(origins: str) -> bytes:

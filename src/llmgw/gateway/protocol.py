@@ -118,7 +118,8 @@ class Client(asyncio.Protocol):
         lines += [f"{name}: {value}\r\n".encode("latin-1", "replace") for name, value in answer.headers]
         if head is not None:
             lines.append(b"x-request-id: %b\r\n%b" % (self._id, self.plane.cors))
-        lines.append(b"content-length: %d\r\n" % len(answer.body))
+        if answer.status != 204:
+            lines.append(b"content-length: %d\r\n" % len(answer.body))
         if not self.keep:
             lines.append(b"connection: close\r\n")
         lines.append(b"\r\n")

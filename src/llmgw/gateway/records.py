@@ -101,6 +101,7 @@ class Books:
         self.batch: tuple[int, list[Row]] | None = None
         self._rows: dict[tuple[str, str, int], Row] = {}
         self._number = 0
+        self._run = os.urandom(8).hex()
         self._day = int(time.time()) // _DAY
 
     def turn(self) -> None:
@@ -117,7 +118,7 @@ class Books:
             names = list(self._rows)[:_BATCH_ROWS]
             self.batch = (self._number, [self._rows.pop(name) for name in names])
         number, rows = self.batch
-        return {"type": "usage", "batch": number, "rows": [msgspec.to_builtins(row) for row in rows]}
+        return {"type": "usage", "run": self._run, "batch": number, "rows": [msgspec.to_builtins(row) for row in rows]}
 
     def acknowledged(self, number: int) -> None:
         """The control process has it on disk."""

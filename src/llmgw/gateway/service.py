@@ -10,7 +10,8 @@ import os
 import resource
 import signal
 import socket
-import ssl
+import time
+from pathlib import Path
 
 from llmgw import __version__
 from llmgw.errors import AddressInUse
@@ -18,6 +19,7 @@ from llmgw.gateway.control import ControlLink
 from llmgw.gateway.plane import Plane
 from llmgw.gateway.protocol import Client
 from llmgw.gateway.settings import Options
+from llmgw.gateway.shared import Shared
 from llmgw.gateway.tls import FrontFiles, FrontTls
 
 _LOG = logging.getLogger("llmgw.gateway")
@@ -49,17 +51,17 @@ class Service:
     ) -> None:
         self._control = control
         self._admin = admin
-        self._tls = tls
         self._index = index
         self._options = options
         self._tls = FrontTls(tls) if tls else None
+        self._plane: Plane | None = None
         self._socket = _bind(*listen)
 
     async def run(self) -> None:
         """Serve until told to drain, then until the last answer is finished."""
         loop = asyncio.get_running_loop()
         _raise_file_limit()
-        plane = Plane(self._options, self._admin, loop.time)
+        plane = self._plane = Plane(self._options, self._admin, time.monotonic, self._shared())
         drain = asyncio.Event()
         killed = asyncio.Event()
 
@@ -84,7 +86,7 @@ class Service:
         def linked(connected: bool) -> None:
             plane.control_connected = connected
 
-        link = ControlLink(self._control, hello, plane.report, plane.apply, drain.set, linked)
+        link = ControlLink(self._control, hello, plane.report, plane.apply, drain.set, linked, plane.hear)
         tasks = [loop.create_task(link.run()), loop.create_task(_sweep(plane))]
         _LOG.info("listening on %s", listen)
         try:
@@ -97,6 +99,9 @@ class Service:
             plane.pool.close()
             for client in list(plane.clients):
                 client.abort()
+            plane.books.log.flush()
+            if left := plane.books.pending():
+                _LOG.error("usage of %d requests is lost: the control process did not take it over", left)
 
     async def _drain(self, plane: Plane, server: asyncio.Server, killed: asyncio.Event) -> None:
         _LOG.info("draining: %d answers are open", len(plane.active))
@@ -115,9 +120,22 @@ class Service:
         await asyncio.sleep(0.05 if plane.clients else 0)
 
     def _reload(self) -> None:
-        """SIGHUP: look at the TLS files now; a new connection does so anyway."""
+        """SIGHUP: begin a new access log, and look at the TLS files now; a new connection does so anyway."""
+        if self._plane is not None:
+            self._plane.books.log.reopen()
         if self._tls is not None:
             self._tls.refresh()
+
+    def _shared(self) -> Shared | None:
+        if self._options.workers < 2:
+            return None
+        port = self._socket.getsockname()[1]
+        path = Path(self._control).with_name(f"gateways-{port}.shared")
+        try:
+            return Shared(path, self._options.workers)
+        except OSError as error:
+            _LOG.warning("each gateway counts its own requests only: `%s` cannot be used: %s", path, error)
+            return None
 
 
 async def _sweep(plane: Plane) -> None:
@@ -157,19 +175,6 @@ def _bind(host: str, port: int) -> socket.socket:
             f"`{host}:{port}` cannot be listened on", cause=error.strerror or str(error), code="address-invalid"
         ) from error
     return sock
-
-
-def _context(tls: tuple[str, str]) -> ssl.SSLContext:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.set_alpn_protocols(["http/1.1"])
-    try:
-        context.load_cert_chain(*tls)
-    except (OSError, ssl.SSLError) as error:
-        raise TlsError(
-            f"the certificate `{tls[0]}` with the key `{tls[1]}` cannot be loaded", cause=str(error)
-        ) from error
-    return context
 
 
 def _raise_file_limit() -> None:

@@ -18,6 +18,11 @@ from llmgw.gateway.stats import prometheus
 if TYPE_CHECKING:
     from llmgw.gateway.plane import Plane
 
+_PREFLIGHT = (
+    ("access-control-allow-methods", "GET, POST, OPTIONS"),
+    ("access-control-allow-headers", "authorization, content-type, x-api-key, x-request-id, anthropic-version"),
+    ("access-control-max-age", "600"),
+)
 CORE = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")
 
 
@@ -36,6 +41,8 @@ def aim(plane: Plane, head: RequestHead) -> tuple[Goal | Answer, RouteKey | None
     """
     path = head.path
     if path.startswith("/v1/") or path == "/v1":
+        if head.method == "OPTIONS" and plane.cors:
+            return Answer(204, b"", headers=_PREFLIGHT), None
         key = plane.keys.check(head)
         if path == "/v1/models":
             _only_get(head)

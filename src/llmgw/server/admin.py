@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import re
 import secrets
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -30,13 +29,13 @@ from llmgw.server.control import Control
 from llmgw.server.deploy import Deploy, Outlook
 from llmgw.server.events import KEPT as EVENTS_KEPT
 from llmgw.server.fleet import Fleet
+from llmgw.server.keys import read_fields
 from llmgw.server.state import State
 from llmgw.system.clock import Clock
 from llmgw.wire.shapes import to_full_json
 
 log = logging.getLogger(__name__)
 
-_KEY_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
 _LOG_LINES = 200
 _LOG_LINES_MAX = 10_000
 _ASK_S = 10.0
@@ -221,11 +220,17 @@ class Admin:
         text = str(_number(request, "lines", _LOG_LINES, 1, _LOG_LINES_MAX))
         node_id = self._where(replica_id)
         asked = {"replica_id": replica_id, "lines": text}
+        if request.query_params.get("previous") == "true":
+            asked["previous"] = "true"
+        elif cursor := request.query_params.get("cursor", "")[:64]:
+            asked["cursor"] = cursor
         result = await run_in_threadpool(self._parts.fleet.ask, node_id, "logs", asked, _ASK_S)
         lines = result.get("lines") if isinstance(result, dict) else None
         if not isinstance(lines, list):
             raise LinkError(f"node {node_id} gave an answer that holds no log lines")
-        return JSONResponse({"node_id": node_id, "lines": [str(line) for line in lines]})
+        kinds = {"cursor": str, "more": bool, "new_run": bool, "missed_bytes": int}
+        further = {name: result[name] for name, kind in kinds.items() if isinstance(result.get(name), kind)}
+        return JSONResponse({"node_id": node_id, "lines": [str(line) for line in lines], **further})
 
     def _where(self, replica_id: str) -> str:
         seen = self._seen()
@@ -245,9 +250,11 @@ class Admin:
 
     async def _add_key(self, request: Request) -> Response:
         body = await _body(request)
-        name, models = _key_fields(body)
+        fields = read_fields(body, self._parts.clock.now())
+        name, models = fields.name, fields.models
         made = f"sk-llmgw-{secrets.token_urlsafe(32)}"
-        key = RouteKey(name, hashlib.sha256(made.encode()).hexdigest(), models)
+        digest = hashlib.sha256(made.encode()).hexdigest()
+        key = RouteKey(name, digest, models, fields.rpm, fields.tpm, fields.expires)
         if not await run_in_threadpool(self._parts.state.add_key, key, self._parts.clock.now()):
             raise UsageError(f"there is a key `{name}` already", hint="choose another name", code="name-taken")
         await run_in_threadpool(self._parts.deploy.settle)
@@ -313,23 +320,3 @@ async def _body(request: Request) -> Any:
         return json.loads(bytes(data))
     except (ValueError, RecursionError) as error:
         raise UsageError("the body is not JSON", cause=str(error)[:200]) from error
-
-
-def _key_fields(body: Any) -> tuple[str, tuple[str, ...]]:
-    problems = []
-    data = body if isinstance(body, dict) else {}
-    name, models = data.get("name"), data.get("models", [])
-    if not isinstance(name, str) or not _KEY_NAME.fullmatch(name):
-        problems.append("name: letters, digits, `.`, `_`, `@` and `-`, at most 64, beginning with a letter or digit")
-    if not isinstance(models, list) or not all(isinstance(model, str) for model in models):
-        problems.append("models: a list of model names, empty for all")
-        models = []
-    for model in models:
-        try:
-            check_model_name(model)
-        except NameInvalid as error:
-            problems.append(f"models: {error.message}")
-    problems += [f"{field[:80]}: unknown, known are `name` and `models`" for field in data.keys() - {"name", "models"}]
-    if problems:
-        raise ConfigError("the key cannot be made", problems)
-    return str(name), tuple(models)

@@ -107,7 +107,15 @@ def replicas(outlook: Outlook) -> list[dict[str, Any]]:
 
 def key(stored: StoredKey) -> dict[str, Any]:
     """A client's key, without the key."""
-    return {"name": stored.key.name, "models": list(stored.key.models), "created": stored.created}
+    given = stored.key
+    return {
+        "name": given.name,
+        "models": list(given.models),
+        "created": stored.created,
+        "rpm": given.rpm,
+        "tpm": given.tpm,
+        "expires": given.expires,
+    }
 
 
 def event(value: Event) -> dict[str, Any]:

@@ -134,6 +134,7 @@ def _start(settings: ServerSettings, stack: contextlib.ExitStack) -> Deploy:
     from llmgw.server.join_routes import JoinDoor
     from llmgw.server.listener import Listener
     from llmgw.server.state import open_state
+    from llmgw.server.usage import Requests, Usage, UsageDoor
     from llmgw.server.web import Web, make_app
     from llmgw.server.weights_routes import WeightsDoors
     from llmgw.server.workers import Workers
@@ -158,7 +159,8 @@ def _start(settings: ServerSettings, stack: contextlib.ExitStack) -> Deploy:
         draining=state.draining(),
         tell=lambda node_id, words: events.record("node", node_id, words),
     )
-    control = Control(settings.state_dir / "control.sock", gateways_changed.set)
+    usage, requests = Usage(state), Requests()
+    control = Control(settings.state_dir / "control.sock", gateways_changed.set, usage, requests)
     providers = _providers(settings.plugins_dir)
     book, assets = _hand_on(settings, state, providers, stack, fleet_changed.set)
     deploy = Deploy(
@@ -203,6 +205,7 @@ def _start(settings: ServerSettings, stack: contextlib.ExitStack) -> Deploy:
         *WeightsDoors(fleet).routes(),
         *JoinDoor(registrar, lambda: listener.port).routes(),
     ]
+    doors += UsageDoor(usage, requests, control).routes()
     web = Web(settings.state_dir / "admin.sock", lambda stopping: make_app(parts, gate, stopping, doors))
     web.start()
     stack.callback(web.stop)
@@ -369,6 +372,10 @@ class _Gateway:
             *("--queue-timeout", f"{limits.queue_timeout_s:f}s"),
             *("--first-token-timeout", f"{limits.first_token_timeout_s:f}s"),
             *("--token-gap-timeout", f"{limits.token_gap_timeout_s:f}s"),
+            *("--workers", str(limits.workers)),
+            *("--access-log", limits.access_log),
+            *("--access-log-sample", str(limits.access_log_sample)),
+            *("--cors-origins", limits.cors_origin),
         ]
         if settings.http.tls is not None:
             self._options += ["--tls-cert", settings.http.tls.cert, "--tls-key", settings.http.tls.key]

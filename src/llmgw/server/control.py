@@ -11,9 +11,9 @@ import contextlib
 import json
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from attrs import define, evolve, field, frozen
 
@@ -49,6 +49,21 @@ class _Peer:
     wake: asyncio.Event = field(factory=asyncio.Event)
     draining: bool = False
     sent_seq: int = -1
+    watched: bool = False
+
+
+class Books(Protocol):
+    """Where usage is kept (`server.usage.Usage`)."""
+
+    def keep(self, run: str, batch: int, rows: Sequence[Any]) -> bool: ...
+
+
+class Live(Protocol):
+    """Who looks at the requests (`server.usage.Requests`)."""
+
+    def hear(self, pid: int, said: dict[str, Any]) -> bool: ...
+
+    def forget(self, pid: int) -> None: ...
 
 
 class Control:
@@ -57,11 +72,17 @@ class Control:
     Args:
         path: of the unix socket; an old one is replaced (the state's lock says that its server is gone).
         on_change: called on the control thread when a gateway connected or went; must not block.
+        usage: keeps what gateways say that clients used, None to leave it with them.
+        requests: gets what they are doing while `watch` is on.
     """
 
-    def __init__(self, path: Path, on_change: Callable[[], None]) -> None:
+    def __init__(
+        self, path: Path, on_change: Callable[[], None], usage: Books | None = None, requests: Live | None = None
+    ) -> None:
         self._path = path
         self._on_change = on_change
+        self._usage = usage
+        self._requests = requests
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="control", daemon=True)
         self._started = threading.Event()
@@ -188,14 +209,46 @@ class Control:
         self._on_change()
         try:
             while line := await reader.readline():
-                _count(peer, line)
+                await self._hear(peer, line)
         finally:
             sender.cancel()
             with contextlib.suppress(asyncio.CancelledError, OSError):
                 await sender
             del self._peers[id(peer)]
+            if self._requests is not None:
+                self._requests.forget(peer.info.pid)
             log.info("gateway %d (pid %d) is gone", peer.info.index, peer.info.pid)
             self._on_change()
+
+    def watch(self, on: bool) -> None:
+        """Have the gateways tell what they are doing, each second, or no longer."""
+        line = b'{"type":"watch","on":true}\n' if on else b'{"type":"watch","on":false}\n'
+
+        def tell() -> None:
+            for peer in self._peers.values():
+                if peer.watched != on:
+                    peer.watched = on
+                    peer.writer.write(line)
+
+        self._call(tell)
+
+    async def _hear(self, peer: _Peer, line: bytes) -> None:
+        said = _parse(line)
+        kind = said.get("type")
+        if kind == "stats":
+            _count(peer, said)
+        elif kind == "usage" and self._usage is not None:
+            run, batch, rows = said.get("run"), said.get("batch"), said.get("rows")
+            await self._keep(peer, self._usage, said.get("run"), said.get("batch"), said.get("rows"))
+        elif kind == "requests" and self._requests is not None and not self._requests.hear(peer.info.pid, said):
+            self.watch(False)
+
+    @staticmethod
+    async def _keep(peer: _Peer, usage: Books, run: Any, batch: Any, rows: Any) -> None:
+        if not isinstance(run, str) or type(batch) is not int or not isinstance(rows, list):
+            return
+        if await asyncio.to_thread(usage.keep, run, batch, rows):
+            peer.writer.write(b'{"type":"usage-kept","batch":%d}\n' % batch)
 
     async def _send(self, peer: _Peer) -> None:
         told_to_drain = False
@@ -221,10 +274,7 @@ def _hello(line: bytes) -> GatewayInfo | None:
     return GatewayInfo(pid, listen, version, index)
 
 
-def _count(peer: _Peer, line: bytes) -> None:
-    said = _parse(line)
-    if said.get("type") != "stats":
-        return
+def _count(peer: _Peer, said: dict[str, Any]) -> None:
     requests = said.get("requests")
     peer.info = evolve(
         peer.info,

@@ -153,6 +153,11 @@ class EngineEntry:
         return cls(version=value)
 
 
+def _check_origin(origin: str) -> None:
+    if origin and origin != "*" and not re.fullmatch(r"https?://[A-Za-z0-9.\[\]:-]{1,253}", origin):
+        raise ValueError("is not an origin, such as `https://chat.example.org`, nor `*`")
+
+
 @frozen(kw_only=True)
 class GatewaySettings:
     """The data plane. `keys_required` None: yes, unless `http.listen` is loopback; see ServerSettings.keys_required."""
@@ -163,6 +168,9 @@ class GatewaySettings:
     first_token_timeout_s: Seconds = checked(lasting("1s", "1d"), default=600.0)
     token_gap_timeout_s: Seconds = checked(lasting("1s", "1d"), default=60.0)
     keys_required: bool | None = None
+    access_log: AbsolutePath = ""
+    access_log_sample: float = checked(at_least(0, 1), default=1.0)
+    cors_origin: str = checked(_check_origin, default="")
 
 
 @frozen(kw_only=True)

@@ -57,9 +57,19 @@ MIGRATIONS: tuple[str, ...] = (
     CREATE TABLE join_tokens (sha256 TEXT PRIMARY KEY, node_id TEXT, expires REAL NOT NULL, created REAL NOT NULL)
         STRICT;
     """,
+    """
+    ALTER TABLE keys ADD COLUMN limits TEXT NOT NULL DEFAULT '{}';
+    CREATE TABLE usage (
+        key TEXT NOT NULL, model TEXT NOT NULL, day TEXT NOT NULL, requests INTEGER NOT NULL, prompt INTEGER NOT NULL,
+        completion INTEGER NOT NULL, partial_requests INTEGER NOT NULL, partial_completion INTEGER NOT NULL,
+        unknown_requests INTEGER NOT NULL, PRIMARY KEY (key, model, day)
+    ) STRICT;
+    CREATE TABLE usage_batches (run TEXT PRIMARY KEY, batch INTEGER NOT NULL, at REAL NOT NULL) STRICT;
+    """,
 )
 """Each script brings the schema from version N (its index) to N + 1. Scripts are only ever added."""
 
+_LIMITS = ("rpm", "tpm", "expires")
 _RESTORE = "restore the file from a backup, or move it away: the server then starts without profiles"
 
 
@@ -243,9 +253,10 @@ class State:
         """The clients' keys by name; from memory once read."""
         with self._lock:
             if self._keys is None:
-                rows = self._read("SELECT name, sha256, models, created FROM keys ORDER BY name")
+                rows = self._read("SELECT name, sha256, models, created, limits FROM keys ORDER BY name")
                 self._keys = tuple(
-                    StoredKey(RouteKey(name, sha, tuple(json.loads(models))), at) for name, sha, models, at in rows
+                    StoredKey(RouteKey(name, sha, tuple(json.loads(models)), **json.loads(limits)), at)
+                    for name, sha, models, at, limits in rows
                 )
             return self._keys
 
@@ -253,8 +264,10 @@ class State:
         """Keep a key; False when the name is taken."""
         with self._write(f"keep key `{key.name}`") as db:
             self._keys = None
-            row = (key.name, key.sha256, json.dumps(list(key.models)), now)
-            return db.execute("INSERT OR IGNORE INTO keys VALUES (?, ?, ?, ?)", row).rowcount > 0
+            limits = {name: value for name in _LIMITS if (value := getattr(key, name)) is not None}
+            row = (key.name, key.sha256, json.dumps(list(key.models)), now, json.dumps(limits))
+            query = "INSERT OR IGNORE INTO keys (name, sha256, models, created, limits) VALUES (?, ?, ?, ?, ?)"
+            return db.execute(query, row).rowcount > 0
 
     def delete_key(self, name: str) -> bool:
         """Forget a key; False when there was none."""
@@ -277,6 +290,15 @@ class State:
         with self._write(f"keep the files of {item.engine} {item.version}") as db:
             row = (item.engine, item.version, body, item.resolved, int(item.imported))
             db.execute("INSERT OR REPLACE INTO releases VALUES (?, ?, ?, ?, ?)", row)
+
+    def writing(self, what: str) -> contextlib.AbstractContextManager[sqlite3.Connection]:
+        """A transaction, for tables that have a file of their own here; on disk when it ends."""
+        return self._write(what)
+
+    def reading(self, query: str, values: Sequence[object] = ()) -> list[Any]:
+        """Rows, for the same."""
+        with self._lock, _mapped(self._path, "read"):
+            return self._db.execute(query, values).fetchall()
 
     def _read(self, query: str) -> list[Any]:
         with _mapped(self._path, "read"):
