@@ -8,6 +8,7 @@ cd "$(dirname "$0")/.."
 . scripts/lib.sh
 venv=${LLMGW_VENV:-.venv}
 need_debian_packages "the real llama-server in the tests" libgomp1 libssl3 libstdc++6 || true
+need_debian_packages "crash points and bare nodes in the tests" strace iproute2 util-linux || true
 need_debian_packages "bare nodes in the tests" openssh-server openssh-client systemd sudo || true
 make_venv "$venv" "[test,build]"
 bin=$venv/bin

@@ -73,7 +73,7 @@ def lay_out(directory: Path) -> Path:
 
 def _squeezed(path: Path, *pieces: tuple[bytes, int]) -> None:
     """Write (bytes, times) pairs through gzip without holding them."""
-    with gzip.open(path, "wb", 3) as out:
+    with gzip.open(path, "wb", 1) as out:
         for piece, times in pieces:
             for _ in range(times):
                 out.write(piece)
@@ -98,8 +98,8 @@ def _crowd(path: Path) -> None:
 
 
 def _ratio_bomb(path: Path) -> None:
-    size = 512 * _MIB
-    _squeezed(path, (made.raw_header(b"a/z", b"%011o" % size), 1), (b"\0" * _MIB, 512), (made.END, 1))
+    size = 128 * _MIB
+    _squeezed(path, (made.raw_header(b"a/z", b"%011o" % size), 1), (b"\0" * _MIB, 128), (made.END, 1))
 
 
 def _old_sparse(path: Path) -> None:
@@ -115,18 +115,18 @@ def _old_sparse(path: Path) -> None:
 
 
 def _stored_bomb(path: Path) -> None:
-    """A zip of 16 members, each of which inflates to 32 MiB."""
+    """A zip of 4 members, each of which inflates to 32 MiB."""
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=zlib.Z_BEST_SPEED) as out:
-        for at in range(16):
+        for at in range(4):
             with out.open(f"a/{at}", "w") as member:
                 for _ in range(32):
                     member.write(b"\0" * _MIB)
 
 
 _LARGE: dict[str, Callable[[Path], None]] = {
-    "25 gzip bomb of 512 MiB": _ratio_bomb,
+    "25 gzip bomb of 128 MiB": _ratio_bomb,
     "26 pax header of 256 MiB": _huge_header,
     "27 200000 empty members": _crowd,
     "28 old GNU sparse file of 8 GiB": _old_sparse,
-    "zip bomb of 512 MiB": _stored_bomb,
+    "zip bomb of 128 MiB": _stored_bomb,
 }

@@ -1,4 +1,4 @@
-"""Killed at calls of the kernel: installed or absent. All points are a run by hand; here every sixtieth."""
+"""Killed at calls of the kernel: installed or absent. All points are a run by hand; here every forty-fifth."""
 
 from __future__ import annotations
 
@@ -22,5 +22,6 @@ def test_a_kill_at_a_system_call_leaves_installed_or_absent(release_dir: Path) -
     done = subprocess.run([sys.executable, SCRIPT, "--quick", release_dir], capture_output=True, text=True, timeout=110)
     assert done.returncode == 0, done.stdout + done.stderr
     lines = done.stdout.splitlines()
-    assert [line.rpartition("; ")[2] for line in lines[:3]] == ["0 in between"] * 3
-    assert int(re.match(r"(\d+) kills", lines[3])[1]) >= 10  # type: ignore[index]
+    assert lines[0].startswith("installation: killed at ")
+    assert lines[0].endswith("; 0 in between")
+    assert int(re.match(r"(\d+) kills", lines[1])[1]) >= 4  # type: ignore[index]

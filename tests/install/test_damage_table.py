@@ -182,6 +182,10 @@ def test_a_damaged_build_is_failed_in_the_words_of_its_fix(
 ) -> None:
     damage, tag, system, words, fix = AT_INSTALL[case]
     tree = copied(real_engine_dir, tmp_path / "tree")
+    if not words.startswith("--version"):
+        # 52 MB that only a build that comes as far as running would miss
+        for path in (*tree.glob("libggml-vulkan.so*"), *tree.glob("libvulkan.so*")):
+            path.unlink()
     damage(tree)
     node = Node(tmp_path / "engines", packed(tree, tmp_path / "release", tag), http, system)
     try:

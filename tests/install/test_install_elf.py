@@ -55,7 +55,7 @@ def test_a_script_is_not_elf(tmp_path: Path) -> None:
     assert not is_elf(tmp_path / "not-there")
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(some.integers(0, min(len(BYTES), 8192) - 8), some.binary(min_size=1, max_size=16), some.booleans())
 def test_any_changed_file_is_read_or_refused(at: int, data: bytes, table: bool) -> None:
     changed = bytearray(BYTES)
