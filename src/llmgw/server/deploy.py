@@ -235,7 +235,7 @@ class Deploy:
         self._restless = away_now or not told or bool(self._finishing.leaving)
         self._inputs, self._stored, self._keys = inputs, stored, keys
         took = self._clock.monotonic() - began
-        self._slack_s = min(_LONGEST_PAUSE_S, 2 * took)
+        self._slack_s = min(_LONGEST_PAUSE_S, 4 * took)
         self._replan_at = began + took / _READINGS_SHARE
         return self._outlook
 
@@ -256,7 +256,7 @@ class Deploy:
             with self._passes:
                 self._done = self._begun
                 self._passes.notify_all()
-                # a storm of changes is taken in by few passes: two thirds of the time go to those who bring them
+                # a storm of changes is taken in by few passes: most of the time goes to those who bring them
                 self._passes.wait_for(lambda: self._stopping, self._slack_s)
             woken = self._clock.wait(self._wake, TICK_S)
         self._keep_events()

@@ -34,7 +34,7 @@ class Teller:
         self._epoch = epoch
         self._hand_on = hand_on
         self._generation = 0
-        self._sent: dict[str, tuple[AgentHandle, Desired]] = {}
+        self._sent: dict[str, tuple[AgentHandle, object]] = {}
 
     def tell(
         self,
@@ -61,21 +61,19 @@ class Teller:
             if id(engines) not in handed:
                 handed[id(engines)] = engines, self._hand_on(engines)
             releases, assets_at = handed[id(engines)][1]
-            desired = Desired(
-                self._generation, self._epoch, engines, tuple(item.spec for item in mine), releases, assets_at
-            )
+            content = (engines, tuple([item.spec for item in mine]), releases, assets_at)
             sent = self._sent.get(node.node_id)
-            if sent is not None and sent[0] is agent and evolve(sent[1], generation=self._generation) == desired:
+            if sent is not None and sent[0] is agent and sent[1] == content:
                 continue
             self._generation += 1
-            desired = evolve(desired, generation=self._generation)
+            desired = Desired(self._generation, self._epoch, *content)
             try:
                 agent.send_desired(desired)
             except LlmgwError as error:
                 log.warning("cannot tell node %s what to run: %s", node.node_id, error.words())
                 told = False
                 continue
-            self._sent[node.node_id] = (agent, desired)
+            self._sent[node.node_id] = (agent, content)
         return told
 
     def _engines_of(
