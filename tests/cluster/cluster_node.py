@@ -233,7 +233,7 @@ class Lab:
         found = (self.api("/engines", quiet=True) or {}).get("engines", ())
         return next((each for each in found if each["node_id"] == "bare"), {})
 
-    def await_engine(self, state: str, words: str = "", timeout_s: float = 40) -> dict[str, Any]:
+    def await_engine(self, state: str, words: str = "", timeout_s: float = 80) -> dict[str, Any]:
         """Wait until the server shows the engine in a state, with the words."""
         return wait(
             lambda: (e := self.engine()).get("state") == state and words in e["words"] and e,

@@ -68,8 +68,8 @@ def losses(lab: Lab) -> int:
 def test_a_removed_library_is_noticed_and_brought_back(lab: Lab) -> None:
     before = losses(lab)
     lab.node("apt-get", "-y", "remove", "libgomp1")
-    wait(lambda: losses(lab) > before, 20, "the loss to be noticed", lambda: lab.log("agent")[-2000:])
-    wait(lambda: has_library(lab), 20, "the library to come back", lambda: lab.log("agent")[-2000:])
+    wait(lambda: losses(lab) > before, 60, "the loss to be noticed", lambda: lab.log("agent")[-2000:])
+    wait(lambda: has_library(lab), 40, "the library to come back", lambda: lab.log("agent")[-2000:])
     assert lab.await_engine("ready")["usable"]
 
 
