@@ -11,6 +11,7 @@ from click.testing import Result
 from ctl_server import FAILED, HOSTILE, INSTALLING, NODES, REFUSAL, ROUTES, AdminServer, node
 
 from llmgw.ctl.text import escape
+from llmgw.errors import UsageError
 
 Ctl = Callable[..., Result]
 
@@ -185,3 +186,10 @@ def test_empty_listings_say_what_to_do(ctl: Ctl, admin: AdminServer) -> None:
 
 def test_the_nodes_are_what_the_server_gave(ctl: Ctl) -> None:
     assert json.loads(ctl("nodes", "-o", "json").output) == {"nodes": NODES}
+
+
+def test_logs_of_the_previous_run_are_asked_for_and_cannot_be_followed(ctl: Ctl, admin: AdminServer) -> None:
+    ctl("logs", "qwen#0", "--previous")
+    assert admin.asked[-1][1] == "/api/v1/replicas/qwen%230/logs?lines=100&previous=true"
+    with pytest.raises(UsageError, match="do not go together"):
+        ctl("logs", "qwen#0", "-f", "--previous")

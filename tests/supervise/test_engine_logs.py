@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
+import threading
 from pathlib import Path
 
 import pytest
 
-from llmgw.agent import logs
+from llmgw.agent import logs, rotation
 
 MISSING = """\
 0.00.001.518 I srv  llama_server: initializing ...
@@ -108,19 +108,98 @@ def test_a_tail_of_a_huge_log_reads_its_end_only(tmp_path: Path) -> None:
     assert len(whole) < 200_000
 
 
-def test_rotation_keeps_the_end_and_the_writer_goes_on(tmp_path: Path) -> None:
-    path = logs.start_new(tmp_path)
-    fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-    try:
-        for i in range(100):
-            os.write(fd, b"old %03d\n" % i)
-        assert logs.rotate(tmp_path, 1 << 20) is False
-        assert logs.rotate(tmp_path, 80) is True
-        os.write(fd, b"new\n")
-    finally:
-        os.close(fd)
-    assert path.read_text() == "new\n"
-    assert (tmp_path / logs.PREVIOUS).read_text().splitlines()[-1] == "old 099"
-    assert (tmp_path / logs.PREVIOUS).stat().st_size == 80
-    logs.start_new(tmp_path)
-    assert (tmp_path / logs.PREVIOUS).read_text() == "new\n"
+def numbers(data: bytes) -> list[int]:
+    return [int(line.split()[1]) for line in data.splitlines()]
+
+
+def write_lines(path: Path, begin: int, end: int) -> None:
+    with path.open("ab", 0) as log:
+        log.write(b"".join(b"line %07d\n" % i for i in range(begin, end)))
+
+
+@pytest.mark.parametrize("collapse", [True, False])
+def test_rotation_under_a_writer_loses_no_line(tmp_path: Path, collapse: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not collapse:  # as on a file system that cannot cut the beginning off; no writer is at work then
+        monkeypatch.setattr(rotation, "_collapse", lambda *_: False)
+    path = tmp_path / logs.CURRENT
+    write_lines(path, 0, 100_000)
+    writer = threading.Thread(target=write_lines, args=(path, 100_000, 100_500))
+    if collapse:
+        writer.start()
+    assert rotation.rotate(path, 1 << 20) is True
+    if not collapse:
+        writer.start()
+    writer.join()
+    kept = (tmp_path / f"{logs.CURRENT}.rotated").read_bytes()
+    assert len(kept) <= (1 << 20) + 4096
+    assert path.stat().st_size < 16 << 10
+    joined = numbers((kept + path.read_bytes()).partition(b"\n")[2])
+    assert joined == list(range(joined[0], 100_500))
+    assert rotation.cut_bytes(path) + path.stat().st_size == 100_500 * len(b"line 0000000\n")
+    assert logs.tail(path, 2000)[0] == "line 0098500"
+    assert rotation.rotate(path, 1 << 20) is False
+
+
+def test_a_rotated_log_leaves_the_previous_runs_alone(tmp_path: Path) -> None:
+    current, previous = tmp_path / logs.CURRENT, tmp_path / logs.PREVIOUS
+    current.write_text("first run\n")
+    rotation.start_new(current, previous)
+    write_lines(current, 0, 10_000)
+    assert rotation.rotate(current, 4096)
+    assert logs.tail(previous, 10) == ["first run"]
+    rotation.start_new(current, previous)
+    assert logs.tail(previous, 600)[-1] == "line 0009999"
+    assert len(logs.tail(previous, 600)) > 300
+    assert logs.tail(current, 10) == []
+
+
+def test_a_log_is_followed_by_whole_lines_over_rotation_and_restart(tmp_path: Path) -> None:
+    current, previous = tmp_path / logs.CURRENT, tmp_path / logs.PREVIOUS
+    current.write_text("one\ntwo\nthr")
+    piece = logs.tail_with_cursor(current, 10)
+    assert piece.lines == ("one", "two")
+    assert logs.follow(tmp_path, piece.cursor).lines == ()
+    with current.open("a") as log:
+        log.write("ee\nfour\n")
+    piece = logs.follow(tmp_path, piece.cursor)
+    assert piece.lines == ("three", "four")
+    write_lines(current, 0, 1000)
+    assert rotation.rotate(current, 4096)
+    followed = list(piece.lines)
+    piece = logs.follow(tmp_path, piece.cursor)
+    assert piece.missed_bytes > 0
+    assert piece.lines[-1] == "line 0000999"
+    with current.open("a") as log:
+        log.write("last words, cut off")
+    rotation.start_new(current, previous)
+    current.write_text("new run\n")
+    last = logs.follow(tmp_path, piece.cursor)
+    assert (last.lines, last.more, last.new_run) == (("last words, cut off",), True, False)
+    new = logs.follow(tmp_path, last.cursor)
+    assert (new.lines, new.new_run) == (("new run",), True)
+    assert logs.follow(tmp_path, new.cursor).lines == ()
+    assert followed == ["three", "four"]
+
+
+def test_a_long_log_is_followed_in_pieces_without_a_gap(tmp_path: Path) -> None:
+    current = tmp_path / logs.CURRENT
+    write_lines(current, 0, 1)
+    piece = logs.tail_with_cursor(current, 10)
+    write_lines(current, 1, 50_000)
+    seen: list[str] = list(piece.lines)
+    rounds = 0
+    while True:
+        piece = logs.follow(tmp_path, piece.cursor)
+        seen += piece.lines
+        rounds += 1
+        if not piece.more:
+            break
+    assert [int(line.split()[1]) for line in seen] == list(range(50_000))
+    assert rounds > 3
+
+
+@pytest.mark.parametrize("cursor", ["", "x", "1", "1.2.3", "-1.5", "9" * 80, "\u0661.1"])
+def test_a_cursor_that_is_not_understood_begins_with_this_run(tmp_path: Path, cursor: str) -> None:
+    (tmp_path / logs.CURRENT).write_text("one\n")
+    piece = logs.follow(tmp_path, cursor)
+    assert (piece.lines, piece.new_run) == (("one",), True)

@@ -226,3 +226,32 @@ def test_stop_all_stops_everything_and_starts_nothing_more(bench: Bench) -> None
     supervisor.set_desired([spec(bench)], 2)
     assert supervisor.stop_all() == ()
     assert status_of(supervisor).state is ReplicaState.STOPPED
+
+
+def test_an_engine_that_hangs_and_does_nothing_is_started_anew_with_words(bench: Bench) -> None:
+    supervisor = bench.supervisor(provider=FakeProvider(health_timeout_s=0.3), hang_timeout_s=2.0)
+    supervisor.set_desired([spec(bench)], 1)
+    ready = wait_for(supervisor, ReplicaState.READY)
+    os.kill(ready.pid, signal.SIGSTOP)
+    again = wait_for(supervisor, ReplicaState.READY, where=lambda status: status.pid != ready.pid, timeout_s=30)
+    assert again.restarts == 1
+    failed = next(each for each in bench.history if each.state is ReplicaState.FAILED)
+    assert failed.words.startswith(
+        "hung: no health answer, no log line and next to no CPU time for 2s (`supervisor.hang_timeout`); last: no "
+    )
+    assert not alive(ready.pid)
+
+
+def test_an_engine_at_work_is_never_started_anew_though_it_does_not_answer(bench: Bench) -> None:
+    supervisor = bench.supervisor(provider=FakeProvider(("--burn-cpu",), health_timeout_s=0.3), hang_timeout_s=1.0)
+    supervisor.set_desired([spec(bench)], 1)
+    ready = wait_for(supervisor, ReplicaState.READY)
+    ask(ready.port, "/fake/set", {"hang_health": True})
+    wait_for(supervisor, ReplicaState.UNRESPONSIVE)
+    until = time.monotonic() + 4.0
+    while time.monotonic() < until:
+        assert status_of(supervisor).pid == ready.pid
+        time.sleep(0.05)
+    assert status_of(supervisor).state is ReplicaState.UNRESPONSIVE
+    ask(ready.port, "/fake/set", {"hang_health": False})
+    assert wait_for(supervisor, ReplicaState.READY).pid == ready.pid

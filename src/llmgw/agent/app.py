@@ -221,6 +221,8 @@ class Agent:
             log_lines=config.log_lines,
             stop_timeout_s=config.stop_timeout_s,
             health_interval_s=config.health_interval_s,
+            hang_timeout_s=config.hang_timeout_s,
+            log_limit_bytes=config.log_size_bytes,
             environ=dict(os.environ),
         )
         return Supervisor(settings, providers, engine, engine_words, weights, local, self._clock, self._poke)
@@ -264,11 +266,11 @@ class Agent:
             if desired.epoch != obeyed["epoch"]:
                 obeyed["epoch"] = desired.epoch
                 write_atomic(epoch_file, f"{desired.epoch}\n".encode())
-            set_engines(desired.engines)
-            supervisor.set_desired(desired.replicas, desired.epoch)
             releases.take(desired.releases, desired.assets_at, session.status().server or "")
-
+            set_engines(desired.engines)
             self._models = frozenset(spec.model for spec in desired.replicas)
+            supervisor.set_desired(desired.replicas, desired.epoch)
+
         obeyed = {"epoch": int(highest) if highest.isdigit() else 0}
         tls = config.tls
         session = Session(
@@ -287,9 +289,9 @@ class Agent:
             clock=self._clock,
             highest_epoch=obeyed["epoch"],
         )
+        return session
 
     def _standing(self) -> tuple[Any, ...]:
-        return session
         from llmgw.domain.facts import NodeWarning
 
         return tuple(NodeWarning("agent-config", words, self._clock.now()) for words in self._config.warnings)
@@ -355,4 +357,6 @@ def _in_use(supervisor: Supervisor) -> set[tuple[str, str]]:
 
 def _logs(supervisor: Supervisor, args: Mapping[str, str]) -> dict[str, Any]:
     lines = int(args.get("lines", "100"))
-    return {"lines": supervisor.logs(args["replica_id"], lines, previous=args.get("previous") == "true")}
+    if args.get("previous") == "true":
+        return {"lines": supervisor.logs(args["replica_id"], lines, previous=True)}
+    return attrs.asdict(supervisor.follow(args["replica_id"], lines, args.get("cursor", "")))

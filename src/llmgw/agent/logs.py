@@ -1,18 +1,20 @@
-"""Engine logs: the tail for reports, the line that tells why an engine ended, rotation without its help."""
+"""Engine logs: the tail for reports, following by offset, and the line that tells why an engine ended."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from llmgw.errors import FileError
+from attrs import evolve, frozen
+
+from llmgw.agent import rotation
 
 CURRENT = "engine.log"
 PREVIOUS = "engine.log.1"
 _TAIL_BYTES = 512 << 10
+_FOLLOW_BYTES = 128 << 10
 _LINE_LIMIT = 2000
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
@@ -34,28 +36,130 @@ _CONSEQUENCE = re.compile(
 )
 
 
+@frozen
+class Piece:
+    """Part of a log that is being followed.
+
+    Args:
+        lines: whole ones, oldest first, safe to print.
+        cursor: what to ask with next; opaque to others.
+        more: there is more right now.
+        new_run: the lines are of another run of the engine than those before.
+        missed_bytes: what was rotated away before it was asked for.
+    """
+
+    lines: tuple[str, ...]
+    cursor: str
+    more: bool = False
+    new_run: bool = False
+    missed_bytes: int = 0
+
+
 def tail(path: Path, lines: int) -> list[str]:
-    """The last `lines` lines of a log, made safe to print: no escape sequences, no control characters.
+    """The last `lines` lines of a run, the part of it that was rotated included, made safe to print.
+
+    Args:
+        path: the run's log; its rotated part lies beside it.
 
     Returns:
         Oldest first; empty when there is no such file.
     """
-    if lines <= 0:
-        return []
+    with rotation.steady:
+        return _tail(path, lines)[0]
+
+
+def tail_with_cursor(path: Path, lines: int) -> Piece:
+    """Like `tail`, without a last line that is still being written, and with the place to follow from."""
+    with rotation.steady:
+        found, inode, end, open_line = _tail(path, lines)
+        whole = found[:-1] if open_line else found
+        return Piece(tuple(whole), f"{inode}.{rotation.cut_bytes(path) + end - open_line}")
+
+
+def _tail(path: Path, lines: int) -> tuple[list[str], int, int, int]:
+    """Lines, the file's inode, where it ended, and how many bytes of a last line without an end it has."""
     try:
         with path.open("rb") as handle:
+            inode = os.fstat(handle.fileno()).st_ino
             size = handle.seek(0, os.SEEK_END)
             start = max(0, size - _TAIL_BYTES)
             handle.seek(start)
-            data = handle.read(_TAIL_BYTES)
+            data = handle.read(size - start)
     except OSError:
-        return []
+        return [], 0, 0, 0
+    end = start + len(data)
+    if start == 0 and data.count(b"\n") < lines:
+        data = rotation.rotated_end(path, _TAIL_BYTES) + data
+        start = -1 if len(data) > end else 0
     found = data.decode("utf-8", "replace").split("\n")
-    if start:  # the first one was cut in the middle
+    if start:  # the first one may have been cut in the middle
         found = found[1:]
+    open_line = len(data) - (data.rfind(b"\n") + 1)
     if found and not found[-1]:
         found.pop()
-    return [clean(line) for line in found[-lines:]]
+    return [clean(line) for line in found[-lines:]] if lines > 0 else [], inode, end, open_line
+
+
+def follow(where: Path, cursor: str) -> Piece:
+    """What was written since `cursor`, the end of the run it is of first.
+
+    Args:
+        where: the replica's directory.
+        cursor: of an earlier answer; one that is not understood begins with the run that is on now.
+    """
+    with rotation.steady:
+        return _follow(where, cursor)
+
+
+def _follow(where: Path, cursor: str) -> Piece:
+    inode, offset = _parse(cursor)
+    piece, current = _since(where / CURRENT, inode, offset, ended=False)
+    if piece is not None:
+        return piece
+    piece, _ = _since(where / PREVIOUS, inode, offset, ended=True)
+    if piece is not None and (piece.lines or piece.more):
+        return evolve(piece, more=True)
+    if not current:  # the new run has not begun to write
+        return Piece((), cursor)
+    piece, _ = _since(where / CURRENT, current, 0, ended=False)
+    return evolve(piece, new_run=True) if piece is not None else Piece((), cursor)
+
+
+def _parse(cursor: str) -> tuple[int, int]:
+    inode, _, offset = cursor.partition(".")
+    good = inode.isascii() and inode.isdigit() and offset.isascii() and offset.isdigit() and len(cursor) < 64
+    return (int(inode), int(offset)) if good else (0, 0)
+
+
+def _since(path: Path, inode: int, offset: int, *, ended: bool) -> tuple[Piece | None, int]:
+    """What one run's log holds from `offset` (counted from the run's first byte) on, and the inode of that log."""
+    cut = rotation.cut_bytes(path)
+    try:
+        with path.open("rb") as handle:
+            own = os.fstat(handle.fileno()).st_ino
+            if own != inode:
+                return None, own
+            size = os.fstat(handle.fileno()).st_size
+            if offset > cut + size:  # a log that was truncated by somebody else
+                offset = cut
+            missed, early = 0, b""
+            if offset < cut:
+                early = rotation.rotated_end(path, cut - offset)
+                missed = cut - offset - len(early)
+            handle.seek(max(0, offset - cut))
+            data = early + handle.read(max(0, min(size, _FOLLOW_BYTES - len(early))))
+    except OSError:
+        return None, 0
+    begin = offset + missed
+    whole = data.rfind(b"\n") + 1
+    if (ended and cut + size <= begin + len(data)) or (not whole and len(data) >= _FOLLOW_BYTES):
+        whole = len(data)
+    data = data[:whole]
+    lines = data.decode("utf-8", "replace").split("\n")
+    if lines and not lines[-1]:
+        lines.pop()
+    more = whole > 0 and cut + size > begin + whole and len(data) > _FOLLOW_BYTES // 2
+    return Piece(tuple(map(clean, lines)), f"{own}.{begin + whole}", more, missed_bytes=missed), own
 
 
 def clean(line: str) -> str:
@@ -103,48 +207,3 @@ def size(path: Path) -> int:
         return path.stat().st_size
     except OSError:
         return 0
-
-
-def start_new(where: Path) -> Path:
-    """Make room for a new run's log; the last run's is kept as the previous one. Returns the new log's path.
-
-    Raises:
-        FileError: the old log could not be put aside.
-    """
-    current = where / CURRENT
-    try:
-        current.replace(where / PREVIOUS)
-    except FileNotFoundError:
-        pass
-    except OSError as error:
-        raise FileError(f"cannot put the log `{current}` aside", cause=error.strerror or str(error)) from error
-    return current
-
-
-def rotate(where: Path, limit_bytes: int) -> bool:
-    """Copy a log that has grown past `limit_bytes` to the previous one and truncate it.
-
-    The engine appends (O_APPEND), so it goes on at the new end. Lines written between copy and truncation are lost.
-
-    Returns:
-        Whether it was rotated.
-    """
-    current = where / CURRENT
-    if size(current) <= limit_bytes:
-        return False
-    temp = where / f".{PREVIOUS}.tmp"
-    try:
-        with current.open("rb") as source, temp.open("wb") as copy:
-            os.fchmod(copy.fileno(), 0o600)
-            left = limit_bytes
-            source.seek(-min(limit_bytes, size(current)), os.SEEK_END)
-            while left > 0 and (piece := source.read(min(left, 1 << 20))):
-                copy.write(piece)
-                left -= len(piece)
-        temp.replace(where / PREVIOUS)
-        os.truncate(current, 0)
-    except OSError:  # a full disk must not stop the supervisor; the log stays as it is
-        with contextlib.suppress(OSError):
-            temp.unlink()
-        return False
-    return True

@@ -15,6 +15,7 @@ MARKER = "LLMGW_REPLICA"
 HANDLE = "LLMGW_HANDLE"
 _PROC = Path("/proc")
 _LISTEN = "0A"
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 @frozen
@@ -76,7 +77,7 @@ def read_cpu_ticks(pid: int) -> int | None:
 
 def ticks_now() -> int:
     """The present on the clock of `Stat.start_ticks`."""
-    return int(time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK"))
+    return int(time.clock_gettime(time.CLOCK_BOOTTIME) * TICKS_PER_S)
 
 
 def read_environ(pid: int) -> dict[str, str] | None:

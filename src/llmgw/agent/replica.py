@@ -246,7 +246,14 @@ class Replica:
         self.stopped_at = None
         self._last = handle
         self.run = Run(
-            handle, child, tools.http, tools.clock, tools.settings.health_interval_s, self._post, adopted=adopted
+            handle,
+            child,
+            tools.http,
+            tools.clock,
+            tools.settings.health_interval_s,
+            self._post,
+            adopted=adopted,
+            log_limit_bytes=tools.settings.log_limit_bytes,
         )
         self.run.watch.start()
 
@@ -268,6 +275,14 @@ class Replica:
             run.failure = (
                 f"no sign of progress for {format_duration(deadline)} while starting (no log line, no growing memory, "
                 "no health answer)"
+            )
+            run.begin_stop(now, self._tools.settings.stop_timeout_s)
+            return
+        hang_s = self._tools.settings.hang_timeout_s
+        if run.proven and run.misses >= MISSES and run.watched_work and now - run.last_work > hang_s:
+            run.failure = (
+                f"hung: no health answer, no log line and next to no CPU time for {format_duration(hang_s)} "
+                f"(`supervisor.hang_timeout`); last: {run.last_words}"
             )
             run.begin_stop(now, self._tools.settings.stop_timeout_s)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from llmgw.agent import handles, logs, procs
+from llmgw.agent import handles, logs, procs, rotation
 from llmgw.agent.child import Child
 from llmgw.agent.handles import Handle
 from llmgw.agent.health import Check, Health, Watch
@@ -15,7 +15,7 @@ from llmgw.system.http import Http
 
 _RSS_STEP = 1 << 20
 _LOOK_EVERY_S = 0.5
-_LOG_LIMIT = 64 << 20
+_BUSY_SHARE = 0.02
 MISSES = 3
 
 
@@ -36,6 +36,7 @@ class Run:
         post: Callable[[Watch, Check], None],
         *,
         adopted: bool,
+        log_limit_bytes: int,
     ) -> None:
         self.handle = handle
         self.child = child
@@ -49,11 +50,15 @@ class Run:
         self.proven = False
         self.ready_since: float | None = None
         self.misses = 0
+        self.last_words = ""
         now = clock.monotonic()
         self.last_progress = now
         self._next_look = now
         self._log_size = logs.size(self.log)
+        self._log_limit = log_limit_bytes
         self._rss = 0
+        self._cpu: tuple[float, int] | None = None
+        self.last_work = now
 
     @property
     def log(self) -> Path:
@@ -67,9 +72,10 @@ class Run:
         """Count misses and progress; the supervisor makes the words."""
         if check.health in (Health.READY, Health.LOADING):
             self.misses = 0
-            self.last_progress = now
+            self.last_progress = self.last_work = now
         else:
             self.misses += 1
+            self.last_words = check.words
         if check.health is Health.READY:
             self.proven, self.unfit = True, ""
             if self.ready_since is None:
@@ -78,18 +84,39 @@ class Run:
             self.unfit = check.words
 
     def look(self, now: float) -> None:
-        """Look for signs of progress that need no answer: a growing log, growing memory. Rotates the log."""
+        """Look for signs of progress that need no answer: a growing log, growing memory, work. Rotates the log."""
         if now < self._next_look:
             return
         self._next_look = now + _LOOK_EVERY_S
         size = logs.size(self.log)
         if size != self._log_size:
-            self._log_size, self.last_progress = size, now
+            self._log_size, self.last_progress, self.last_work = size, now, now
         rss = procs.read_rss(self.child.pid) or 0
         if rss >= self._rss + _RSS_STEP:
             self._rss, self.last_progress = rss, now
-        if logs.rotate(self.where, _LOG_LIMIT):
+        self._look_for_work(now)
+        if rotation.rotate(self.log, self._log_limit):
             self._log_size = logs.size(self.log)
+
+    def _look_for_work(self, now: float) -> None:
+        """An engine whose processes use a CPU is at work, whether or not it answers: that is never called dead.
+
+        A long prompt on a small machine, or a kernel being compiled, keeps an engine from answering for minutes.
+        """
+        if self.misses == 0:
+            self._cpu = None
+            return
+        ticks = sum(procs.read_cpu_ticks(stat.pid) or 0 for stat in self.child.members())
+        if self._cpu is None or (ticks - self._cpu[1]) / procs.TICKS_PER_S > _BUSY_SHARE * (
+            now - self._cpu[0]
+        ):  # what has not been looked at is not idle
+            self.last_work = now
+        self._cpu = (now, ticks)
+
+    @property
+    def watched_work(self) -> bool:
+        """Whether its CPU time has been looked at since it began to miss answers."""
+        return self._cpu is not None
 
     def begin_stop(self, now: float, stop_timeout_s: float) -> None:
         """Send it away; go on with `stopping.step`."""

@@ -124,6 +124,8 @@ class Supervisor:
     log_lines: int = checked(at_least(1, 100_000), default=512)
     stop_timeout_s: Seconds = checked(lasting("100ms", "1d"), default=60.0)
     health_interval_s: Seconds = checked(lasting("50ms", "1h"), default=2.0)
+    hang_timeout_s: Seconds = checked(lasting("1s", "30d"), default=600.0)
+    log_size_bytes: Bytes = checked(at_least(64 << 10), default=64 << 20)
 
 
 @frozen(kw_only=True)
@@ -150,11 +152,11 @@ class AgentSettings:
     discovery: Discovery = field(factory=Discovery)
     model_dirs: tuple[AbsolutePath, ...] = ()
     weights_dir: AbsolutePath = "/var/lib/llmgw-weights"
-    engines_dir: AbsolutePath = "/opt/llmgw/engines"
-    plugins_dir: AbsolutePath = "/usr/local/lib/llmgw/plugins"
     weights_connections: int = checked(at_least(1, 32), default=4)
     weights_rate_bytes: Bytes | None = checked(at_least(1 << 10), default=None)
     weights_floor_bytes: Bytes = checked(at_least(0), default=1_000_000_000)
+    engines_dir: AbsolutePath = "/opt/llmgw/engines"
+    plugins_dir: AbsolutePath = "/usr/local/lib/llmgw/plugins"
     recheck_interval_s: Seconds = checked(lasting("1s", "1d"), default=600.0)
     engines: Mapping[str, Mapping[str, str]] = field(factory=dict)
     supervisor: Supervisor = field(factory=Supervisor)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from attrs import field, frozen
 
-from llmgw.agent import child, handles, logs, procs
+from llmgw.agent import child, handles, logs, procs, rotation
 from llmgw.agent.child import Child
 from llmgw.agent.handles import Handle
 from llmgw.agent.ports import Ports
@@ -37,6 +37,8 @@ class SupervisorSettings:
         stop_timeout_s: from SIGTERM to SIGKILL.
         health_interval_s: between two health questions to a ready engine.
         start_deadline_s: without a sign of progress, for specs that say nothing.
+        hang_timeout_s: an engine that does not answer and shows no sign of work for so long is started anew.
+        log_limit_bytes: an engine's log is rotated when it grows past this.
         environ: the agent's own environment; only PATH, HOME and the like are taken from it.
     """
 
@@ -46,6 +48,8 @@ class SupervisorSettings:
     stop_timeout_s: float = 60.0
     health_interval_s: float = 2.0
     start_deadline_s: float = 600.0
+    hang_timeout_s: float = 600.0
+    log_limit_bytes: int = 64 << 20
     restarts: RestartPolicy = field(factory=RestartPolicy)
     environ: Mapping[str, str] = field(factory=dict, repr=False)
 
@@ -123,7 +127,9 @@ def start_engine(
             environ[launch.key_env] = spec.api_key
         environ[procs.MARKER] = marker
         environ[procs.HANDLE] = handles.encode(handle)
-        started = child.start(launch.argv, environ, where, logs.start_new(where))
+        started = child.start(
+            launch.argv, environ, where, rotation.start_new(where / logs.CURRENT, where / logs.PREVIOUS)
+        )
     except BaseException:
         tools.ports.give_back(port)
         raise

@@ -11,11 +11,13 @@ import random
 import signal
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 from llmgw.agent import adopt, handles, logs, procs
 from llmgw.agent.adopt import Gone
 from llmgw.agent.child import signal_if_same
 from llmgw.agent.health import Check, Watch
+from llmgw.agent.logs import Piece
 from llmgw.agent.ports import Ports
 from llmgw.agent.replica import Replica
 from llmgw.agent.starting import SupervisorSettings, Tools
@@ -119,11 +121,25 @@ class Supervisor:
         Raises:
             ReplicaError: this node has no such log.
         """
+        return logs.tail(self._log(replica_id, previous), min(lines, self._settings.log_lines))
+
+    def follow(self, replica_id: str, lines: int, cursor: str = "") -> Piece:
+        """The last lines of a replica's log and a cursor; with a cursor, what has been written since.
+
+        Raises:
+            ReplicaError: this node has no such log.
+        """
+        path = self._log(replica_id, previous=False)
+        if cursor:
+            return logs.follow(path.parent, cursor)
+        return logs.tail_with_cursor(path, min(lines, self._settings.log_lines))
+
+    def _log(self, replica_id: str, previous: bool) -> Path:
         path = handles.replica_dir(self._settings.work_dir, replica_id) / (logs.PREVIOUS if previous else logs.CURRENT)
         if not path.exists():
             run = "previous run" if previous else "run"
             raise ReplicaError(f"this node has no log of a {run} of `{replica_id}`")
-        return logs.tail(path, min(lines, self._settings.log_lines))
+        return path
 
     def stop_all(self) -> tuple[str, ...]:
         """Stop every engine, and start none any more. Waits for it.

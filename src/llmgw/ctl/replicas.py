@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
+from urllib.parse import quote
 
 import click
 
@@ -10,6 +12,9 @@ from llmgw.ctl.output import Look, listing, output_option, watch_option
 from llmgw.ctl.session import Session, connection
 from llmgw.ctl.tables import Cell, render, shown, state_cell
 from llmgw.ctl.text import escape
+from llmgw.errors import UsageError
+
+_FOLLOW_S = 0.5
 
 
 @click.command()
@@ -64,10 +69,32 @@ def _wide(replica: dict[str, Any], look: Look) -> list[Cell | str | None]:
 @click.command()
 @click.argument("replica")
 @click.option("-n", "--lines", type=click.IntRange(1, 100_000), default=100, show_default=True, help="How many lines.")
+@click.option("-f", "--follow", is_flag=True, help="Go on with each line as it is written, until interrupted.")
+@click.option("--previous", is_flag=True, help="Of the run before this one, such as one that crashed.")
 @connection
 @click.pass_obj
-def logs(session: Session, replica: str, lines: int) -> None:
+def logs(session: Session, replica: str, lines: int, follow: bool, previous: bool) -> None:
     """Show the last lines the engine of REPLICA (such as `qwen3-8b#0`) wrote."""
-    data = session.client().get("replicas", replica, "logs", query=f"lines={lines}")
+    if follow and previous:
+        raise UsageError("`--follow` and `--previous` do not go together", hint="the previous run writes no more")
+    client = session.client()
+    query = f"lines={lines}" + ("&previous=true" if previous else "")
+    data = client.get("replicas", replica, "logs", query=query)
+    _show(data)
+    while follow:
+        cursor = data.get("cursor")
+        if not isinstance(cursor, str) or not cursor:
+            raise UsageError("the node's agent cannot be followed", cause="it is of an older version")
+        if not data.get("more"):
+            session.clock.wait(threading.Event(), _FOLLOW_S)
+        data = client.get("replicas", replica, "logs", query=f"lines={lines}&cursor={quote(cursor, safe='')}")
+        if data.get("missed_bytes"):
+            click.echo(f"({data['missed_bytes']} bytes were rotated away before they could be read)", err=True)
+        if data.get("new_run"):
+            click.echo("(the engine was started anew)", err=True)
+        _show(data)
+
+
+def _show(data: dict[str, Any]) -> None:
     for line in data.get("lines") or ():
         click.echo(escape(str(line).rstrip("\r\n")))

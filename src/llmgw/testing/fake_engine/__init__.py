@@ -13,6 +13,7 @@ Flags of an ordinary engine:
     --token-interval S        seconds between tokens (default 0)
     --load-seconds S          listens at once and answers 503 `Loading model` this long, logging progress
     --quiet-load              does not log while loading
+    --burn-cpu                uses about a fifth of a core, as at work on a long prompt
     --log-tokens              logs `sent t<i>` after each token that was handed to the kernel
 
 Failure flags:

@@ -34,6 +34,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--never-bind", action="store_true")
     parser.add_argument("--ignore-term", action="store_true")
     parser.add_argument("--flood", type=float, default=0.0, metavar="LINES_PER_SECOND")
+    parser.add_argument("--burn-cpu", action="store_true")
     parser.add_argument("--log-tokens", action="store_true")
     parser.add_argument("--grandchild", action="store_true")
     return parser.parse_args(argv)
@@ -56,6 +57,15 @@ def _flood(per_second: float) -> None:
             log(f"flood {count}")
             count += 1
         time.sleep(max(0.01, min(0.2, 0.5 / per_second)))
+
+
+def _burn() -> None:
+    """About a fifth of a core, as an engine at work on a long prompt."""
+    while True:
+        until = time.monotonic() + 0.01
+        while time.monotonic() < until:
+            pass
+        time.sleep(0.04)
 
 
 def _load_noise(engine: Engine) -> None:
@@ -108,6 +118,8 @@ def main(argv: list[str] | None = None) -> int:
     threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
     if args.flood:
         threading.Thread(target=_flood, args=(args.flood,), daemon=True).start()
+    if args.burn_cpu:
+        threading.Thread(target=_burn, daemon=True).start()
     if args.load_seconds and not args.quiet_load:
         threading.Thread(target=_load_noise, args=(engine,), daemon=True).start()
     log(f"listening on http://{args.host}:{args.port}")
