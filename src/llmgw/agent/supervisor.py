@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from llmgw.agent import adopt, handles, logs, procs
+from llmgw.agent import adopt, handles, litter, logs, procs
 from llmgw.agent.adopt import Gone
 from llmgw.agent.child import signal_if_same
 from llmgw.agent.health import Check, Watch
@@ -36,6 +36,7 @@ _TICK_S = 0.1
 _BUSY_TICK_S = 0.02
 _KEEP_STOPPED_S = 60.0
 _FIRST_ANSWERS_S = 2.0
+_COLLECT_EVERY_S = 3600.0
 
 Message = Callable[[], None]
 
@@ -77,6 +78,7 @@ class Supervisor:
         self._snapshot: tuple[ReplicaStatus, ...] = ()
         self._epoch = -1
         self._closing = False
+        self._next_collection = 0.0
         self._end = threading.Event()
         self._adopted = threading.Event()
         self._failure: Exception | None = None
@@ -207,6 +209,9 @@ class Supervisor:
                 _LOG.exception("`%s`: a step failed", replica.replica_id)
                 replica.broke(error)
         now = self._clock.monotonic()
+        if self._epoch >= 0 and now >= self._next_collection:  # before the server's word everything may be wanted
+            self._next_collection = now + _COLLECT_EVERY_S
+            litter.collect(self._settings.work_dir, self._replicas, self._clock.now())
         for replica_id, replica in list(self._replicas.items()):
             if replica.run is None and replica.stopped_at is not None and now - replica.stopped_at > _KEEP_STOPPED_S:
                 del self._replicas[replica_id]
