@@ -24,52 +24,10 @@ from llmgw.domain.rollout import Assignment, Rollback
 from llmgw.domain.routing import RouteKey
 from llmgw.errors import FileError, LlmgwError, LockHeld, StateError
 from llmgw.server.events import Event
+from llmgw.server.schema import migrate
 from llmgw.system.files import lock, make_dir
 from llmgw.wire.shapes import from_json, to_json
 
-MIGRATIONS: tuple[str, ...] = (
-    """
-    CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
-    CREATE TABLE profiles (name TEXT PRIMARY KEY, body TEXT NOT NULL, created REAL NOT NULL) STRICT;
-    CREATE TABLE assignments (
-        replica_id TEXT PRIMARY KEY, idx INTEGER NOT NULL, node_id TEXT NOT NULL, epoch INTEGER NOT NULL,
-        memory_bytes INTEGER, host TEXT, port INTEGER, api_key TEXT NOT NULL, spec TEXT NOT NULL
-    ) STRICT;
-    CREATE TABLE nodes (node_id TEXT PRIMARY KEY, first_seen REAL NOT NULL) STRICT;
-    CREATE TABLE keys (name TEXT PRIMARY KEY, sha256 TEXT NOT NULL UNIQUE, models TEXT NOT NULL, created REAL NOT NULL)
-        STRICT;
-    """,
-    """
-    CREATE TABLE releases (
-        engine TEXT NOT NULL, version TEXT NOT NULL, body TEXT NOT NULL, resolved REAL NOT NULL,
-        imported INTEGER NOT NULL, PRIMARY KEY (engine, version)
-    ) STRICT;
-    """,
-    """
-    ALTER TABLE nodes ADD COLUMN draining REAL;
-    ALTER TABLE assignments ADD COLUMN before TEXT NOT NULL DEFAULT '';
-    CREATE TABLE rollbacks (profile TEXT PRIMARY KEY, body TEXT NOT NULL) STRICT;
-    CREATE TABLE events (
-        seq INTEGER PRIMARY KEY, at REAL NOT NULL, kind TEXT NOT NULL, subject TEXT NOT NULL, words TEXT NOT NULL
-    ) STRICT;
-    """,
-    """
-    CREATE TABLE join_tokens (sha256 TEXT PRIMARY KEY, node_id TEXT, expires REAL NOT NULL, created REAL NOT NULL)
-        STRICT;
-    """,
-    """
-    ALTER TABLE keys ADD COLUMN limits TEXT NOT NULL DEFAULT '{}';
-    CREATE TABLE usage (
-        key TEXT NOT NULL, model TEXT NOT NULL, day TEXT NOT NULL, requests INTEGER NOT NULL, prompt INTEGER NOT NULL,
-        completion INTEGER NOT NULL, partial_requests INTEGER NOT NULL, partial_completion INTEGER NOT NULL,
-        unknown_requests INTEGER NOT NULL, PRIMARY KEY (key, model, day)
-    ) STRICT;
-    CREATE TABLE usage_batches (run TEXT PRIMARY KEY, batch INTEGER NOT NULL, at REAL NOT NULL) STRICT;
-    """,
-)
-"""Each script brings the schema from version N (its index) to N + 1. Scripts are only ever added."""
-
-_LIMITS = ("rpm", "tpm", "expires")
 _RESTORE = "restore the file from a backup, or move it away: the server then starts without profiles"
 
 
@@ -356,7 +314,7 @@ def open_state(where: str) -> State:
             checked = db.execute("PRAGMA quick_check(1)").fetchone()[0]
             if checked != "ok":
                 raise StateError(f"`{path}` is damaged", cause=str(checked), hint=_RESTORE)
-            _migrate(db, path)
+            migrate(db, path)
         return State(db, path, held.pop_all())
     except LockHeld:
         raise
@@ -364,24 +322,6 @@ def open_state(where: str) -> State:
         raise StateError(error.message, cause=error.cause, hint=error.hint) from error
     finally:
         held.close()
-
-
-def _migrate(db: sqlite3.Connection, path: Path) -> None:
-    db.execute("CREATE TABLE IF NOT EXISTS migrations (version INTEGER PRIMARY KEY, applied TEXT NOT NULL) STRICT")
-    version = db.execute("SELECT coalesce(max(version), 0) FROM migrations").fetchone()[0]
-    if version > len(MIGRATIONS):
-        raise StateError(
-            f"`{path}` was written by a newer llmgw",
-            cause=f"its schema is version {version}, this llmgw knows {len(MIGRATIONS)}",
-            hint="start the newer llmgw, or restore a backup from before the upgrade",
-        )
-    for number, script in enumerate(MIGRATIONS[version:], version + 1):
-        db.execute("BEGIN IMMEDIATE")
-        for statement in script.split(";"):
-            if statement.strip():
-                db.execute(statement)
-        db.execute("INSERT INTO migrations VALUES (?, datetime('now'))", (number,))
-        db.execute("COMMIT")
 
 
 @contextlib.contextmanager
