@@ -157,14 +157,15 @@ AT_INSTALL: dict[str, tuple[Damage, str, NodeFacts, str, str]] = {
     ),
     "a link to another library": (
         crossed_links, "b1", facts(), r"--version exited 127 \(a library or the program itself is missing\): \S*llama-",
-        "",
+        "run `ldd` on the program",
     ),
     "built for a newer glibc": (
         newer_glibc, "b1", facts(), r"this build needs GLIBC_2\.99, this node has 2\.36",
         "use a build made for an older distribution",
     ),
     "the node's glibc too old": (
-        nothing, "b1", OLD, r"this build needs GLIBC_2\.34, this node has 2\.31", "",
+        nothing, "b1", OLD, r"this build needs GLIBC_2\.34, this node has 2\.31",
+        "allow another build or source in server.yaml, or name a binary of your own in agent.yaml",
     ),
     "for another machine": (
         other_machine, "b1", facts(), r"`llama-server` is built for aarch64, this node is x86_64", SOURCE,
@@ -195,7 +196,8 @@ def test_a_damaged_build_is_failed_in_the_words_of_its_fix(
         node.converge.stop()
     assert isinstance(found, EngineStatus)
     assert re.search(f"^failed: {words}", found.words), found.words
-    assert fix in found.words
+    assert fix
+    assert f"({fix}" in found.words
     assert "; next try at " in found.words
     assert node.seen(EngineState.READY) is None
     assert not found.usable

@@ -31,6 +31,7 @@ from llmgw.system.commands import MINIMAL_ENV, Daemon, Runner, exit_words, start
 _OUTPUT_CAP = 1 << 20
 _POLL_S = 0.05
 _BAD_ARCHIVE = "the archive is wrong at its source: tell whoever publishes it, or name another source in server.yaml"
+_NOT_LOADED = "run `ldd` on the program; when it misses nothing, the archive is wrong at its source: name another one"
 _SAME_ARCH = {"amd64": "x86_64", "arm64": "aarch64"}
 TINY_MODEL = Path(__file__).with_name("tiny.gguf")
 
@@ -229,7 +230,8 @@ class Prover:
         if done.truncated:
             raise ProofFailed(f"{check.title} printed more than {_OUTPUT_CAP} bytes and was stopped")
         if done.code != 0:
-            raise ProofFailed(f"{check.title} {done.words()}", cause=done.last_line()[:300])
+            hint = _NOT_LOADED if done.code == 127 else ""
+            raise ProofFailed(f"{check.title} {done.words()}", cause=done.last_line()[:300], hint=hint)
         shown = ""
         for pattern, text, where in ((check.stderr, done.stderr, "stderr"), (check.stdout, done.stdout, "stdout")):
             if not pattern:

@@ -20,6 +20,7 @@ _ARCHES = {"x86_64": "x64", "amd64": "x64", "aarch64": "arm64", "arm64": "arm64"
 # what upstream's build machines ship: x64 CPU and Vulkan come from an older distribution than all others
 _OLD_FLOOR = ("2.34", "3.4.30")
 _NEW_FLOOR = ("2.38", "3.4.32")
+_NONE_RUNS = "allow another build or source in server.yaml, or name a binary of your own in agent.yaml"
 # cards with machine code in the CUDA builds; all others get PTX, which needs a driver as new as the toolkit
 _REAL_CODE = {"8.6", "8.9"}
 
@@ -87,7 +88,7 @@ def choose(version: str, wanted: tuple[str, ...], facts: NodeFacts, assets: Sequ
             found.runtime,
             f"{_shown(found.kind)} build: {over}" if over else "",
         )
-    raise NoBuild("; ".join(why for _, why in reasons))
+    raise NoBuild("; ".join(why for _, why in reasons), hint=_NONE_RUNS)
 
 
 def _shown(kind: str) -> str:
