@@ -17,7 +17,7 @@ from llmgw.domain.replicas import ReplicaSpec
 from llmgw.domain.rollout import Assignment
 from llmgw.domain.routing import RouteKey
 from llmgw.errors import LockHeld, StateError
-from llmgw.server import state as state_room
+from llmgw.server import schema
 from llmgw.server.state import open_state
 
 QWEN = Profile("qwen", "/m.gguf", args=("--a", "b"), node_selector={"rack": "r1"}, memory_bytes=5)
@@ -128,8 +128,8 @@ def test_an_older_schema_is_brought_up_to_date(where: str, monkeypatch: pytest.M
     state = open_state(where)
     state.put_profile(QWEN, 1.0)
     state.close()
-    more = (*state_room.MIGRATIONS, "CREATE TABLE later (x INTEGER) STRICT; INSERT INTO later VALUES (5)")
-    monkeypatch.setattr(state_room, "MIGRATIONS", more)
+    more = (*schema.MIGRATIONS, "CREATE TABLE later (x INTEGER) STRICT; INSERT INTO later VALUES (5)")
+    monkeypatch.setattr(schema, "MIGRATIONS", more)
     open_state(where).close()
     state = open_state(where)
     assert [kept.profile for kept in state.profiles()] == [QWEN]

@@ -49,8 +49,6 @@ MIGRATIONS: tuple[str, ...] = (
 )
 """Each script brings the schema from version N (its index) to N + 1. Scripts are only ever added."""
 
-_LIMITS = ("rpm", "tpm", "expires")
-
 
 def migrate(db: sqlite3.Connection, path: Path) -> None:
     """Bring an older schema up to date.

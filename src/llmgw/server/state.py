@@ -28,6 +28,7 @@ from llmgw.server.schema import migrate
 from llmgw.system.files import lock, make_dir
 from llmgw.wire.shapes import from_json, to_json
 
+_LIMITS = ("rpm", "tpm", "expires")
 _RESTORE = "restore the file from a backup, or move it away: the server then starts without profiles"
 
 
