@@ -133,7 +133,7 @@ class Engine:
             argv += ["--api-key-file", str(key_file)]
         self.log = (work / f"engine-{self.port}.log").open("wb")
         self.process = subprocess.Popen([*argv, *flags], stdout=self.log, stderr=self.log)
-        wait_for(lambda: reachable(self.port), "the engine to listen")
+        wait_for(lambda: reachable(self.port), "the engine to listen", 40)
 
     def stats(self) -> dict[str, Any]:
         return json.loads(fetch(self.port, "GET", "/fake/stats")[2])
@@ -245,7 +245,7 @@ class Gateway:
         )
         self.port = 0
         if self.control is not None:
-            wait_for(lambda: self.control and self.control.hellos, f"a hello; log: {self.log_path}")
+            wait_for(lambda: self.control and self.control.hellos, f"a hello; log: {self.log_path}", 40)
             self.port = int(self.control.hellos[0]["listen"].rpartition(":")[2])
 
     def engine(self, *flags: str, key: str = "", slots: int = 4) -> Engine:

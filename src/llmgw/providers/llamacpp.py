@@ -72,7 +72,16 @@ class LlamaCpp:
         installable=True,
         formats=("gguf",),
         multi_node=False,
-        endpoints=("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/models"),
+        endpoints=(
+            "/v1/chat/completions",
+            "/v1/completions",
+            "/v1/embeddings",
+            "/v1/messages",
+            "/v1/messages/count_tokens",
+            "/v1/models",
+            "/v1/rerank",
+            "/v1/responses",
+        ),
         metrics="/metrics",
     )
 
