@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import quote
 
-from attrs import asdict, evolve, field, frozen
+from attrs import asdict, evolve, frozen
 
 from llmgw.agent.child import Identity
 from llmgw.agent.keeper import EXIT_FILE, KeeperId
@@ -41,7 +41,6 @@ class Handle:
         pid, start_ticks, boot_id, exe: the process, see `child.Identity`; `exe` counts once `ready` was seen.
         ready: it has answered as ready at least once.
         keeper_pid, keeper_ticks: its parent, see `keeper`; 0 when it has none. Since version 2.
-        gpu_used_bytes: what was in use on its GPUs before it started, by uuid, where known. Since version 2.
     """
 
     version: int
@@ -74,7 +73,6 @@ class Handle:
     ready: bool = False
     keeper_pid: int = 0
     keeper_ticks: int = 0
-    gpu_used_bytes: Mapping[str, int] = field(factory=dict)
 
     def identity(self) -> Identity:
         """The process to look for. A wrapper may replace itself by the engine until the engine was ready."""
