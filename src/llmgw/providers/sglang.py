@@ -2,22 +2,10 @@
 
 from __future__ import annotations
 
-from llmgw.domain.engines import (
-    Asset,
-    Capabilities,
-    Check,
-    EngineSpec,
-    InstalledEngine,
-    Launch,
-    LaunchPlan,
-    NamedEngine,
-    NamedProbe,
-    Origin,
-    Recipe,
-)
-from llmgw.domain.facts import NodeFacts
+from llmgw.domain.engines import Capabilities, Check, InstalledEngine, Launch, LaunchPlan, NamedEngine, NamedProbe
 from llmgw.errors import ProviderError
 from llmgw.providers.args import refuse_reserved
+from llmgw.providers.namedonly import ENDPOINTS, NamedOnly, device_env
 
 _VERSION_PROGRAM = "import importlib.metadata as m; print('sglang', m.version('sglang'))"
 _RESERVED = (
@@ -26,24 +14,18 @@ _RESERVED = (
 )  # fmt: skip
 
 
-class Sglang:
+class Sglang(NamedOnly):
     """The SGLang provider."""
 
     name = "sglang"
+    named_by = "engines.sglang.python"
     capabilities = Capabilities(
         installable=False,
         formats=("safetensors",),
         multi_node=True,
-        endpoints=("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/models"),
+        endpoints=ENDPOINTS,
         metrics="/metrics",
     )
-
-    def origin(self, version: str) -> Origin:
-        raise _not_installed(version)
-
-    def recipe(self, spec: EngineSpec, facts: NodeFacts, assets: tuple[Asset, ...]) -> Recipe:
-        del facts, assets
-        raise _not_installed(spec.version)
 
     def named(self, engine: NamedEngine) -> NamedProbe:
         unknown = sorted(set(engine.settings) - {"python"})
@@ -79,10 +61,8 @@ class Sglang:
         if len(plan.gpus) > 1:
             argv += ["--tp-size", str(len(plan.gpus))]
         env = {
-            "CUDA_VISIBLE_DEVICES": ",".join(plan.gpus),
-            "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+            **device_env(plan.gpus),
             "SGLANG_HOST_IP": plan.host,
-            "SPT_NOENV": "1",
         }
         return Launch(
             argv=(*argv, *plan.args),
@@ -91,10 +71,3 @@ class Sglang:
             health_path="/health",
             health_timeout_s=25.0,
         )
-
-
-def _not_installed(version: str) -> ProviderError:
-    return ProviderError(
-        f"llmgw does not install sglang (wanted: {version})",
-        hint="name its Python in agent.yaml: `engines.sglang.python`",
-    )

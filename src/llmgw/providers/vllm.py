@@ -2,22 +2,10 @@
 
 from __future__ import annotations
 
-from llmgw.domain.engines import (
-    Asset,
-    Capabilities,
-    Check,
-    EngineSpec,
-    InstalledEngine,
-    Launch,
-    LaunchPlan,
-    NamedEngine,
-    NamedProbe,
-    Origin,
-    Recipe,
-)
-from llmgw.domain.facts import NodeFacts
+from llmgw.domain.engines import Capabilities, Check, InstalledEngine, Launch, LaunchPlan, NamedEngine, NamedProbe
 from llmgw.errors import ProviderError
 from llmgw.providers.args import refuse_reserved
+from llmgw.providers.namedonly import ENDPOINTS, NamedOnly, device_env
 
 _KEYS = ("bin", "launch_mode", "ray_bin")
 _RESERVED = (
@@ -26,24 +14,18 @@ _RESERVED = (
 )  # fmt: skip
 
 
-class Vllm:
+class Vllm(NamedOnly):
     """The vLLM provider."""
 
     name = "vllm"
+    named_by = "engines.vllm.bin"
     capabilities = Capabilities(
         installable=False,
         formats=("safetensors",),
         multi_node=True,
-        endpoints=("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/models"),
+        endpoints=ENDPOINTS,
         metrics="/metrics",
     )
-
-    def origin(self, version: str) -> Origin:
-        raise _not_installed(version)
-
-    def recipe(self, spec: EngineSpec, facts: NodeFacts, assets: tuple[Asset, ...]) -> Recipe:
-        del facts, assets
-        raise _not_installed(spec.version)
 
     def named(self, engine: NamedEngine) -> NamedProbe:
         unknown = sorted(set(engine.settings) - set(_KEYS))
@@ -79,12 +61,9 @@ class Vllm:
         if len(plan.gpus) > 1:
             argv += ["--tensor-parallel-size", str(len(plan.gpus))]
         env = {
-            "CUDA_VISIBLE_DEVICES": ",".join(plan.gpus),
-            "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+            **device_env(plan.gpus),
             "VLLM_HOST_IP": plan.host,
             "VLLM_NO_USAGE_STATS": "1",
-            # setproctitle would otherwise wipe the marker by which a survivor is found
-            "SPT_NOENV": "1",
         }
         return Launch(
             argv=(*argv, *plan.args),
@@ -93,9 +72,3 @@ class Vllm:
             key_path="/v1/models",
             key_env="VLLM_API_KEY",
         )
-
-
-def _not_installed(version: str) -> ProviderError:
-    return ProviderError(
-        f"llmgw does not install vllm (wanted: {version})", hint="name its binary in agent.yaml: `engines.vllm.bin`"
-    )
