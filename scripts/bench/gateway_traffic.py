@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+# ruff: noqa: ARG002, RUF012, UP031, E501
 import asyncio
 import json
 import random

@@ -56,7 +56,7 @@ def test_requests_and_tokens_a_minute_are_limited_per_key(plane: Gateway) -> Non
         return plane.fetch("POST", "/v1/chat/completions", ask(max_tokens=20), as_key(name))
 
     assert [ask_as("few")[0] for _ in range(3)] == [200, 200, 429]
-    status, headers, body = ask_as("few")
+    _, headers, body = ask_as("few")
     assert json.loads(body)["error"]["code"] == "rate_limit_exceeded"
     assert 1 <= int(headers["retry-after"]) <= 60
     assert [ask_as("short")[0] for _ in range(2)] == [200, 429]

@@ -1,0 +1,18 @@
+"""The long runs in their short form."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPTS = Path(__file__).resolve().parent.parent.parent / "scripts"
+
+
+@pytest.mark.parametrize("name", ["fuzz_gateway", "chaos_gateway", "usage_gateway", "bench/gateway"])
+def test_the_short_form_ends_well(name: str) -> None:
+    argv = [sys.executable, str(SCRIPTS / name), "--quick"]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=110)
+    assert done.returncode == 0, done.stdout + done.stderr
