@@ -9,7 +9,7 @@ import msgspec
 from llmgw.domain.routing import Caps
 from llmgw.gateway.errors import RequestRefused, malformed, refuse
 
-_SIZE = re.compile(rb"([0-9A-Fa-f]{1,12})(?:[ \t]*;[\t\x20-\x7e]*)?")
+_SIZE = re.compile(rb"([0-9A-Fa-f]{1,12})(?:;[\t\x20-\x7e]*)?")
 _TRAILER = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+:[^\x00-\x08\x0a-\x1f\x7f]*")
 _LINE_LIMIT = 512
 _TRAILERS_LIMIT = 32
