@@ -12,7 +12,8 @@ from llmgw.gateway.balance import Balance
 from llmgw.gateway.head import Heads
 from llmgw.gateway.keys import Keys
 from llmgw.gateway.records import AccessLog, Books
-from llmgw.gateway.serve import ReplicaLines, Serve
+from llmgw.gateway.replica_lines import ReplicaLines
+from llmgw.gateway.serve import Serve
 from llmgw.gateway.settings import Options
 from llmgw.gateway.shared import Shared
 from llmgw.gateway.stats import Stats

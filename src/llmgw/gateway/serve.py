@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import logging
-import re
-from collections.abc import Callable, Set
+from collections.abc import Set
 from functools import lru_cache
 from typing import TYPE_CHECKING
-
-import msgspec
 
 from llmgw.domain.routing import PickReason, RouteKey, RouteModel, RouteReplica
 from llmgw.gateway import errors
 from llmgw.gateway.bodies import Asked
+from llmgw.gateway.engine_words import engine_words
 from llmgw.gateway.errors import Answer
 from llmgw.gateway.frames import deframe
 from llmgw.gateway.head import RequestHead
@@ -27,7 +25,6 @@ if TYPE_CHECKING:
     from llmgw.gateway.protocol import Client
 
 _LOG = logging.getLogger("llmgw.gateway")
-_UNSAFE = re.compile(r"[^\x21-\x7e]")
 _USAGE_PATHS = ("/v1/chat/completions", "/v1/completions")
 _EVENT_END = b"\n\n\r\n"
 _EDGE = 64 << 10
@@ -38,51 +35,6 @@ _WHY = {
     PickReason.LEAST_LOADED: b"least-loaded",
     PickReason.AFFINITY: b"affinity",
 }
-
-
-def safe(text: str) -> bytes:
-    """A node's own string as a header value: printable ASCII, at most 128 characters."""
-    return _UNSAFE.sub("?", text[:128]).encode("ascii")
-
-
-class ReplicaLines:
-    """The header lines that are the same for every request to a replica, made once per snapshot."""
-
-    def __init__(self) -> None:
-        self._asked: dict[str, bytes] = {}
-        self._answered: dict[str, bytes] = {}
-
-    def clear(self) -> None:
-        """A new snapshot: addresses and keys may differ."""
-        self._asked.clear()
-        self._answered.clear()
-
-    def asked(self, replica: RouteReplica) -> bytes:
-        """Host and Authorization of the request to the engine."""
-        return self._cached(self._asked, replica, self._make_asked)
-
-    def answered(self, replica: RouteReplica) -> bytes:
-        """What the client is told about who answered."""
-        return self._cached(self._answered, replica, self._make_answered)
-
-    @staticmethod
-    def _cached(cache: dict[str, bytes], replica: RouteReplica, make: Callable[[RouteReplica], bytes]) -> bytes:
-        lines = cache.get(replica.replica_id)
-        if lines is None:
-            lines = cache[replica.replica_id] = make(replica)
-        return lines
-
-    @staticmethod
-    def _make_asked(replica: RouteReplica) -> bytes:
-        host = f"[{replica.host}]" if ":" in replica.host else replica.host
-        lines = b"Host: %b:%d\r\n" % (safe(host), replica.port)
-        if replica.key and not _UNSAFE.search(replica.key):
-            lines += b"Authorization: Bearer %b\r\n" % replica.key.encode("ascii")
-        return lines
-
-    @staticmethod
-    def _make_answered(replica: RouteReplica) -> bytes:
-        return b"x-llmgw-replica: %b\r\nx-llmgw-node: %b\r\n" % (safe(replica.replica_id), safe(replica.node_id))
 
 
 class Serve(Relay):
@@ -371,7 +323,7 @@ class Serve(Relay):
     def _settle(self) -> None:
         held = b"".join(self._held or ())
         if self.status == 503:
-            self._not_begun(f"it answered 503: {_engine_words(held)}")
+            self._not_begun(f"it answered 503: {engine_words(held)}")
         else:
             self._whole(held)
 
@@ -442,21 +394,3 @@ class Serve(Relay):
 def replica_set(replica_id: str) -> frozenset[str]:
     """The set of one replica: most requests try no other."""
     return frozenset((replica_id,))
-
-
-class _EngineError(msgspec.Struct):
-    message: str = ""
-
-
-class _EngineAnswer(msgspec.Struct):
-    error: _EngineError | str | None = None
-
-
-def _engine_words(body: bytes) -> str:
-    """The sentence in an engine's error answer, else the beginning of whatever it sent."""
-    try:
-        error = msgspec.json.decode(body, type=_EngineAnswer).error
-    except (msgspec.DecodeError, RecursionError):
-        return ascii(body[:200].decode("utf-8", "replace"))
-    words = (error.message if isinstance(error, _EngineError) else error) or "no words"
-    return "".join(each if each.isprintable() else " " for each in words[:500])

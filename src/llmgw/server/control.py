@@ -239,7 +239,7 @@ class Control:
             _count(peer, said)
         elif kind == "usage" and self._usage is not None:
             run, batch, rows = said.get("run"), said.get("batch"), said.get("rows")
-            await self._keep(peer, self._usage, said.get("run"), said.get("batch"), said.get("rows"))
+            await self._keep(peer, self._usage, run, batch, rows)
         elif kind == "requests" and self._requests is not None and not self._requests.hear(peer.info.pid, said):
             self.watch(False)
 
