@@ -8,7 +8,7 @@ from typing import Protocol
 
 from attrs import define
 
-from llmgw.domain.routing import PickReason, PickWhy, RouteModel, RouteReplica, RouteTable, choose
+from llmgw.domain.routing import PickReason, PickWhy, RouteModel, RouteReplica, RouteTable, Rows, choose, home, rows_of
 from llmgw.gateway import errors
 from llmgw.gateway.errors import Answer
 from llmgw.gateway.settings import Options
@@ -123,6 +123,7 @@ class Balance:
         self._now = now
         self._shared = shared
         self._sick: dict[str, _Sick] = {}
+        self._rows: dict[str, Rows] = {}
         self._turn = 0
         self._queues: dict[str, Queue] = {}
         self._key_busy: dict[str, dict[str, int]] = {}
@@ -132,6 +133,7 @@ class Balance:
         self.table = table
         self.models = {alias: model for model in table.models for alias in model.aliases}
         self.models.update({model.name: model for model in table.models})
+        self._rows = {model.name: rows for model in table.models if len((rows := rows_of(model))[0]) > 1}
         self.paths = frozenset(path for model in table.models for path in model.endpoints)
         where = {replica.replica_id: replica for model in table.models for replica in model.replicas}
         for counts in (self.in_flight, self.busy, *self._key_busy.values()):
@@ -227,21 +229,17 @@ class Balance:
 
     def _try(self, waiter: Waiter, model: RouteModel) -> bool:
         """True when the waiter's fate is decided, False when it has to wait."""
+        rows = self._rows.get(model.name)
+        if rows is not None and waiter.prefix and not (waiter.tried or self._sick or self._shared):
+            usual = home(rows, self.in_flight, waiter.prefix)
+            if usual is not None:
+                self._give(waiter, model, usual, PickReason.AFFINITY)
+                return True
         self._turn += 1
         counts = self.in_flight if self._shared is None else self._shared.counts(model, self.in_flight)
         replica, why, reason = choose(model, counts, waiter.tried, self._ejected(), self._turn, waiter.prefix)
         if replica is not None:
-            replica_id, name = replica.replica_id, model.name
-            self.in_flight[replica_id] = self.in_flight.get(replica_id, 0) + 1
-            self.busy[name] = self.busy.get(name, 0) + 1
-            if self._shared is not None:
-                self._shared.add(replica_id, 1)
-            if waiter.key_name:
-                mine = self._key_busy.get(name)
-                if mine is None:
-                    mine = self._key_busy[name] = {}
-                mine[waiter.key_name] = mine.get(waiter.key_name, 0) + 1
-            waiter.start(model, replica, reason)
+            self._give(waiter, model, replica, reason)
         elif why is PickWhy.ALL_TRIED:
             waiter.exhausted(model)
         elif why is PickWhy.NONE_READY and (model.state != "loading" or self._options.queue <= 0):
@@ -249,6 +247,19 @@ class Balance:
         else:
             return False
         return True
+
+    def _give(self, waiter: Waiter, model: RouteModel, replica: RouteReplica, reason: PickReason | None) -> None:
+        replica_id, name, key_name = replica.replica_id, model.name, waiter.key_name
+        self.in_flight[replica_id] = self.in_flight.get(replica_id, 0) + 1
+        self.busy[name] = self.busy.get(name, 0) + 1
+        if self._shared is not None:
+            self._shared.add(replica_id, 1)
+        if key_name:
+            mine = self._key_busy.get(name)
+            if mine is None:
+                mine = self._key_busy[name] = {}
+            mine[key_name] = mine.get(key_name, 0) + 1
+        waiter.start(model, replica, reason)
 
     def _wait(self, waiter: Waiter, model: RouteModel) -> None:
         queue = self._queues.get(model.name)

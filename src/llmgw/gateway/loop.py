@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import selectors
+from asyncio import selector_events
 from time import monotonic
 from typing import Any
 
@@ -66,8 +67,53 @@ _READABLE = 1  # EPOLLIN
 _WRITABLE = 4  # EPOLLOUT
 
 
+_SocketTransport: Any = selector_events._SelectorSocketTransport  # type: ignore[attr-defined]
+
+
+class DirectTransport(_SocketTransport):  # type: ignore[misc]
+    """The standard transport with a straight way for what nearly always happens: a read that brings bytes, a write
+    that the kernel takes whole. Whatever else happens goes the standard way."""
+
+    def write(self, data: bytes) -> None:
+        """See `asyncio.WriteTransport.write`."""
+        if data.__class__ is bytes and not (self._buffer or self._conn_lost or self._eof):
+            try:
+                sent = self._sock.send(data)
+            except OSError:
+                sent = 0  # the standard way meets the same error and knows what to do
+            if sent == len(data):
+                return
+            data = data[sent:]
+        super().write(data)
+
+    def _read_ready(self) -> None:
+        if self._conn_lost:
+            return
+        try:
+            data = self._sock.recv(self.max_size)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError as error:
+            self._fatal_error(error, "a socket could not be read")
+            return
+        if not data:
+            self._read_ready__on_eof()
+            return
+        try:
+            self._protocol.data_received(data)
+        except Exception as error:
+            self._fatal_error(error, "an event could not be handled")
+
+
+class _Loop(asyncio.SelectorEventLoop):
+    def _make_socket_transport(
+        self, sock: Any, protocol: Any, waiter: Any = None, *, extra: Any = None, server: Any = None
+    ) -> Any:
+        return DirectTransport(self, sock, protocol, waiter, extra, server)
+
+
 def new_loop() -> asyncio.AbstractEventLoop:
     """The loop for `asyncio.Runner`."""
     selector = DirectSelector()
-    selector.loop = loop = asyncio.SelectorEventLoop(selector)
+    selector.loop = loop = _Loop(selector)
     return loop
