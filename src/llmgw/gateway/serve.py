@@ -36,7 +36,8 @@ class Serve(Asking):
         self.status = 200
         tokens = self.tokens = Tokens()
         tokens.read(body if len(body) <= 2 * _EDGE else body[:_EDGE] + b"\n" + body[-_EDGE:])
-        plane.balance.worked(replica.replica_id)
+        if plane.balance.sick:
+            plane.balance.worked(replica.replica_id)
         client.transport.write(
             b"HTTP/1.1 200 OK\r\n%bx-request-id: %b\r\nx-llmgw-queue-ms: %d\r\ncontent-length: %d\r\n%b%b\r\n%b"
             % (

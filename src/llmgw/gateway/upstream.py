@@ -84,12 +84,9 @@ class Upstream(asyncio.Protocol):
     def reusable(self) -> bool:
         """Whether another request may follow on this connection."""
         reply = self._reply
-        return (
-            self.complete
-            and reply is not None
-            and reply.keep
-            and not (reply.until_close or self._surplus or self._head_only or self.gone)
-        )
+        if not self.complete or reply is None or not reply.keep or reply.until_close:
+            return False
+        return not (self._surplus or self._head_only or self.gone)
 
     def pause(self) -> None:
         """Stop reading: the client is slower than the engine."""
