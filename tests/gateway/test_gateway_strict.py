@@ -80,7 +80,8 @@ def test_a_body_in_chunks_reaches_the_engine_whole(small: Gateway):
         first = read_until(sock, b"t7 ")
         rest = first.partition(b"t7 ")[2]
         assert first.startswith(b"HTTP/1.1 200 ")
-        assert b"HTTP/1.1 200 " in rest + read_until(sock, b"t7 ")
+        # under load both answers may have come at once
+        assert b"HTTP/1.1 200 " in (rest if b"t7 " in rest else rest + read_until(sock, b"t7 "))
 
 
 @pytest.mark.parametrize("chunked", [True, False])
