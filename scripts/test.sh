@@ -28,4 +28,4 @@ say "the executable: shiv"
 scripts/build_pyz.sh >/dev/null
 say "tests"
 "$bin/python" scripts/test_assets.py "${LLMGW_TEST_CACHE:-.cache/test-assets}" >/dev/null
-exec "$bin/pytest" -n "${LLMGW_TEST_JOBS:-2}" --dist loadgroup
+exec "$bin/pytest" -n "${LLMGW_TEST_JOBS:-2}" --dist loadfile

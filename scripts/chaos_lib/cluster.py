@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tests" / "flows"))
+sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "flows")]
 
 from flows_cluster import MODULE, Cluster, sweep  # noqa: E402
 

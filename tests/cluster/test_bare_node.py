@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import pytest
 from cluster_node import ENV, HEAD, NAMES, PACKAGES, Lab, wait
 
-pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("cluster")]
+pytestmark = pytest.mark.cluster
 
 SOURCE = f"deb [trusted=yes] http://{PACKAGES}/ ./"
 LACKING = "libgomp.so.1 is missing and no package source of this node has libgomp1"

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from free_ports import free_port
 from llmgw.domain.routing import RouteKey, RouteModel, RouteReplica, RouteTable
 from llmgw.wire.shapes import to_json
 
@@ -29,12 +30,6 @@ def wait_for(condition: Callable[[], Any], what: str, timeout_s: float = 10.0) -
             return value
         assert time.monotonic() < deadline, f"waited {timeout_s:g} s for {what}; last: {value!r}"
         time.sleep(0.01)
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
 
 
 class FakeControl:

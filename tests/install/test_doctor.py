@@ -22,6 +22,7 @@ from llmgw.install.store import Store
 from llmgw.providers.llamacpp import LlamaCpp
 from llmgw.providers.registry import ProviderProblem, Registry
 from llmgw.system.commands import RealRunner
+from llmgw.system.http import Http
 
 SPEC = EngineSpec("small", "b1", sources=("shelf",))
 
@@ -112,8 +113,9 @@ def test_a_named_engine_is_proven_line_by_line(tmp_path: Path) -> None:
     binary.write_text("#!/bin/sh\necho 'version: 7 (abc)' >&2\nexit 0\n")
     binary.chmod(0o755)
     registry = Registry({"llama.cpp": LlamaCpp()})  # type: ignore[dict-item]
-    made = EngineDoctor(Store(tmp_path / "e", StepClock()), Prover(RealRunner(), None, StepClock()), registry)  # type: ignore[arg-type]
-    lines = list(made.lines(facts(), (NamedEngine("llama.cpp", {"bin": str(binary)}),)))
+    with Http(use_proxies=False) as http:
+        made = EngineDoctor(Store(tmp_path / "e", StepClock()), Prover(RealRunner(), http, StepClock()), registry)
+        lines = list(made.lines(facts(), (NamedEngine("llama.cpp", {"bin": str(binary)}),)))
     assert [line.mark for line in lines] == [Mark.OK, Mark.BAD]
     assert lines[0].words == "version: 7 (abc)"
     assert "llama-server with the tiny model" in lines[1].what

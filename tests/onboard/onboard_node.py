@@ -17,6 +17,8 @@ from pathlib import Path
 
 import pytest
 
+from free_ports import free_port
+
 # A node may do what root of a machine does, but not to the machine it is on.
 DROPPED = "-sys_time,-sys_module,-sys_rawio,-syslog,-mac_admin,-mac_override,-wake_alarm,-block_suspend"
 NEEDED = ("/usr/sbin/sshd", "unshare", "setpriv", "ssh", "ssh-keygen")
@@ -79,12 +81,6 @@ def missing() -> str:
     return (
         f"missing: {', '.join(lacking)} (apt-get install openssh-server openssh-client util-linux)" if lacking else ""
     )
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class Node:

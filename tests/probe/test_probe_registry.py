@@ -181,6 +181,32 @@ def test_gpu_readings_follow_in_the_background_without_a_new_probe(node, tmp_pat
     eventually(lambda: registry.readings().gpus[0].memory_free_bytes == 7 << 20)
 
 
+def test_gpu_memory_that_is_waited_for_is_read_every_second_and_dated_by_its_beginning(node, tmp_path):
+    clock = Clock()
+    registry = node(gpu=True, clock=clock)
+    assert registry.gpu_memory() is None
+    registry.probe()
+    probed = registry.gpu_memory()["GPU-a"]
+    assert (probed.free_bytes, probed.total_bytes) == (143158 << 20, 143771 << 20)
+    assert probed.at < clock.monotonic()
+    (tmp_path / "root/usr/bin/rows").write_text(gpu_row(free="7"))
+    clock.ahead = 1.5
+    asked = clock.monotonic()
+    assert registry.gpu_memory()["GPU-a"] == probed
+    eventually(lambda: registry.gpu_memory()["GPU-a"].free_bytes == 7 << 20)
+    assert asked <= registry.gpu_memory()["GPU-a"].at <= clock.monotonic()
+    (tmp_path / "root/usr/bin/broken").write_text("couldn't communicate with the NVIDIA driver\n")
+    clock.ahead = 3.0
+    eventually(lambda: registry.gpu_memory() is None)
+
+
+def test_gpu_memory_that_is_the_hosts_own_is_not_waited_for(node, tmp_path):
+    registry = node(gpu=True)
+    (tmp_path / "root/usr/bin/rows").write_text(gpu_row(free="[N/A]", total="[N/A]"))
+    assert registry.probe().gpus[0].unified_memory
+    assert registry.gpu_memory() == {}
+
+
 def test_readings_that_can_no_longer_be_had_become_unknown_and_are_said(node, tmp_path):
     clock = Clock()
     registry = node(gpu=True, clock=clock)

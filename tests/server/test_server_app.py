@@ -18,13 +18,15 @@ import pytest
 import yaml
 from server_fakes import eventually
 
+from free_ports import free_port
+
 
 class Server:
     """One `llmgw server` and its files."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.port, agents = _free_ports()
+        self.port, agents = free_port(), free_port()
         self.config = directory / "server.yaml"
         self.settings: dict[str, Any] = {
             "agents": {"listen": f"127.0.0.1:{agents}"},
@@ -142,11 +144,6 @@ def test_check_only_validates(server: Server) -> None:
     wrong = server.run("--check")
     assert wrong.returncode == 2
     assert "gateway.workers" in wrong.stderr
-
-
-def _free_ports() -> tuple[int, int]:
-    with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as two:
-        return one.getsockname()[1], two.getsockname()[1]
 
 
 def _is_gateway(pid: int) -> bool:

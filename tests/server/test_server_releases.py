@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import random
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -27,7 +28,7 @@ from llmgw.sources.server import Releases, ServerSource, compose
 from llmgw.system.http import Http
 
 SPEC = EngineSpec("llama.cpp", "b1", sources=("server", "github"))
-DATA = os.urandom(150_000).hex().encode()
+DATA = random.Random(5).randbytes(150_000).hex().encode()
 SHA = hashlib.sha256(DATA).hexdigest()
 ASSET = Asset("llama-b1.tar.gz", "https://github.com/x", len(DATA), SHA, "github")
 

@@ -16,6 +16,7 @@ import pytest
 from attrs import evolve
 
 from llmgw.agent import procs
+from llmgw.agent.devices import GpuFree
 from llmgw.agent.supervisor import Supervisor, SupervisorSettings
 from llmgw.agent.weights import Weights
 from llmgw.domain.engines import InstalledEngine
@@ -55,6 +56,7 @@ class Bench:
         fetch: object = no_fetch,
         work_dir: Path | None = None,
         start: bool = True,
+        gpu_free: GpuFree = lambda: None,
         **settings: object,
     ) -> Supervisor:
         chosen = {"stop_timeout_s": 5.0, "health_interval_s": 0.1, "restarts": QUICK, **settings}
@@ -67,6 +69,7 @@ class Bench:
             self.http,
             self.clock,
             lambda: self.history.extend(made.statuses()),
+            gpu_free=gpu_free,
         )
         if start:
             made.start()

@@ -201,7 +201,7 @@ def test_a_handle_of_the_first_format_is_read_and_its_engine_adopted(bench: Benc
     path = replica_dir(bench.work_dir, "m#0") / "handle.json"
     body = json.loads(json.loads(path.read_text())["handle"])
     body["version"] = 1
-    for name in ("keeper_pid", "keeper_ticks"):
+    for name in ("keeper_pid", "keeper_ticks", "gpu_free"):
         del body[name]
     text = json.dumps(body, sort_keys=True)
     path.write_text(json.dumps({"sha256": hashlib.sha256(text.encode()).hexdigest(), "handle": text}))

@@ -160,7 +160,7 @@ class Agent:
             )
             supervisor = self._supervisor(
                 host, registry.providers, lambda n, v: converge and converge.engine(n, v),
-                lambda n: _engine_words(converge, n), weights, clients.local,
+                lambda n: _engine_words(converge, n), weights, clients.local, probe.gpu_memory,
             )  # fmt: skip
             releases = Releases()
             stack.callback(releases.close)
@@ -210,7 +210,7 @@ class Agent:
         return make_probe(self._config, runner, self._clock)
 
     def _supervisor(
-        self, host: str, providers: Any, engine: Any, engine_words: Any, weights: Any, local: Any
+        self, host: str, providers: Any, engine: Any, engine_words: Any, weights: Any, local: Any, gpu_free: Any
     ) -> Supervisor:
         from llmgw.agent.supervisor import Supervisor, SupervisorSettings
 
@@ -225,7 +225,9 @@ class Agent:
             log_limit_bytes=config.log_size_bytes,
             environ=dict(os.environ),
         )
-        return Supervisor(settings, providers, engine, engine_words, weights, local, self._clock, self._poke)
+        return Supervisor(
+            settings, providers, engine, engine_words, weights, local, self._clock, self._poke, gpu_free=gpu_free
+        )
 
     def _converge(
         self, registry: Any, runner: Any, clients: Any, probe: Any, supervisor: Supervisor, releases: Releases

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import quote
 
-from attrs import asdict, evolve, frozen
+from attrs import asdict, evolve, field, frozen
 
 from llmgw.agent.child import Identity
 from llmgw.agent.keeper import EXIT_FILE, KeeperId
@@ -41,6 +41,7 @@ class Handle:
         pid, start_ticks, boot_id, exe: the process, see `child.Identity`; `exe` counts once `ready` was seen.
         ready: it has answered as ready at least once.
         keeper_pid, keeper_ticks: its parent, see `keeper`; 0 when it has none. Since version 2.
+        gpu_free: bytes free on each of its GPUs before it was started, where that was known.
     """
 
     version: int
@@ -73,6 +74,7 @@ class Handle:
     ready: bool = False
     keeper_pid: int = 0
     keeper_ticks: int = 0
+    gpu_free: Mapping[str, int] = field(factory=dict)
 
     def identity(self) -> Identity:
         """The process to look for. A wrapper may replace itself by the engine until the engine was ready."""
@@ -112,6 +114,7 @@ def new_handle(
     marker: str,
     started: float,
     restarts: int,
+    gpu_free: Mapping[str, int],
 ) -> Handle:
     """The handle of an engine about to be started: all but the process. `version` is the engine's own."""
     host, port = address
@@ -139,6 +142,7 @@ def new_handle(
         gpus=spec.gpus,
         start_deadline_s=spec.start_deadline_s,
         restarts=restarts,
+        gpu_free=gpu_free,
     )
 
 

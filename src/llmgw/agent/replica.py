@@ -112,6 +112,8 @@ class Replica:
         lines = logs.tail(Path(gone.handle.dir) / logs.CURRENT, _TELLING_LINES)
         self._last_log = tuple(lines[-_REPORT_LINES:])
         forget(gone.handle)
+        if gone.handle.boot_id == procs.boot_id():
+            self._tools.devices.note_left(self.replica_id, gone.handle.gpu_free)
         said = logs.telling(lines, was_ready=gone.handle.ready)
         self._say(ReplicaState.FAILED, f"{gone.words}: {said}" if said else gone.words)
 
@@ -235,17 +237,26 @@ class Replica:
             self._next_at = model.retry_at if model.retry_at is not None else now
             self._say(ReplicaState.FAILED, model.words)
             return
-        handle, child = start_engine(self._tools, spec, engine, model.path, self._restarts)
-        self._begin(handle, child, adopted=False)
         before = f" (before: {self._exit_words})" if self._exit_words else ""
+        waiting = self._tools.devices.waiting(spec.gpus)
+        if waiting:
+            self._say(ReplicaState.PENDING, waiting + before)
+            return
+        doubt = self._tools.devices.taken(spec.gpus)
+        handle, child = start_engine(self._tools, spec, engine, model.path, self._restarts)
+        self._tools.devices.note_entered(spec.gpus)
+        self._begin(handle, child, adopted=False).doubt = doubt
+        if doubt:
+            _LOG.warning("`%s`: started all the same: %s", self.replica_id, doubt)
+            before += f"; {doubt}"
         self._say(ReplicaState.STARTING, f"starting on {handle.host}:{handle.port}{before}")
 
-    def _begin(self, handle: Handle, child: Child, *, adopted: bool) -> None:
+    def _begin(self, handle: Handle, child: Child, *, adopted: bool) -> Run:
         tools = self._tools
         self._anew = ""
         self.stopped_at = None
         self._last = handle
-        self.run = Run(
+        run = self.run = Run(
             handle,
             child,
             tools.http,
@@ -255,7 +266,8 @@ class Replica:
             adopted=adopted,
             log_limit_bytes=tools.settings.log_limit_bytes,
         )
-        self.run.watch.start()
+        run.watch.start()
+        return run
 
     # -- with an engine
 
@@ -321,6 +333,7 @@ class Replica:
         self.run = None
         forget(run.handle)
         self._tools.ports.give_back(run.handle.port)
+        self._tools.devices.note_left(self.replica_id, run.handle.gpu_free)
         exit_words = ended.words()
         self._exit_words = exit_words
         lines = logs.tail(run.log, _TELLING_LINES)
@@ -341,6 +354,8 @@ class Replica:
             words = f"{exit_words}: {said}" if said else exit_words
             if run.proven:
                 words = f"ended after {format_duration(run.ready_for_s(now))} of being ready: {words}"
+        if run.doubt and not run.proven:
+            words += f"; before it was started, {run.doubt}"
         self._fail(words, run.ready_for_s(now), exit_words)
 
     def _fail(self, words: str, ready_s: float, exit_words: str = "") -> None:

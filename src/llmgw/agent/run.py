@@ -47,6 +47,7 @@ class Run:
         self.stopping: Stopping | None = None
         self.failure = ""
         self.unfit = ""
+        self.doubt = ""
         self.proven = False
         self.ready_since: float | None = None
         self.misses = 0

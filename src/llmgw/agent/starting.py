@@ -12,6 +12,7 @@ from attrs import field, frozen
 
 from llmgw.agent import child, handles, logs, procs, rotation
 from llmgw.agent.child import Child
+from llmgw.agent.devices import Devices
 from llmgw.agent.handles import Handle
 from llmgw.agent.ports import Ports
 from llmgw.agent.weights import Weights
@@ -39,6 +40,7 @@ class SupervisorSettings:
         start_deadline_s: without a sign of progress, for specs that say nothing.
         hang_timeout_s: an engine that does not answer and shows no sign of work for so long is started anew.
         log_limit_bytes: an engine's log is rotated when it grows past this.
+        gpu_wait_s: how long after an engine's end the memory of its GPUs is waited for.
         environ: the agent's own environment; only PATH, HOME and the like are taken from it.
     """
 
@@ -50,6 +52,7 @@ class SupervisorSettings:
     start_deadline_s: float = 600.0
     hang_timeout_s: float = 600.0
     log_limit_bytes: int = 64 << 20
+    gpu_wait_s: float = 60.0
     restarts: RestartPolicy = field(factory=RestartPolicy)
     environ: Mapping[str, str] = field(factory=dict, repr=False)
 
@@ -72,6 +75,7 @@ class Tools:
     clock: Clock
     ports: Ports
     random: random.Random
+    devices: Devices
 
 
 def start_engine(
@@ -121,6 +125,7 @@ def start_engine(
             marker=marker,
             started=tools.clock.now(),
             restarts=restarts,
+            gpu_free=tools.devices.before(spec.gpus),
         )
         environ = child.engine_environ(settings.environ, launch.env, where)
         if launch.key_env and spec.api_key:

@@ -16,6 +16,7 @@ from pathlib import Path
 from llmgw.agent import adopt, handles, litter, logs, procs
 from llmgw.agent.adopt import Gone
 from llmgw.agent.child import signal_if_same
+from llmgw.agent.devices import Devices, GpuFree
 from llmgw.agent.health import Check, Watch
 from llmgw.agent.logs import Piece
 from llmgw.agent.ports import Ports
@@ -51,6 +52,8 @@ class Supervisor:
         weights: resolves models; its `on_change` is taken over.
         http: asks engines for their health. It must use no proxy: engines listen on this node.
         on_change: called from the supervisor's thread when any status changed; must not block.
+        gpu_free: memory of this node's GPUs by uuid as last read, None while unknown: then a GPU counts as free when
+            its engine is gone. Called from the supervisor's thread; must not block.
     """
 
     def __init__(
@@ -64,13 +67,16 @@ class Supervisor:
         clock: Clock,
         on_change: Callable[[], None] = lambda: None,
         chooser: random.Random | None = None,
+        gpu_free: GpuFree = lambda: None,
     ) -> None:
         dice = chooser or random.Random()
         self._settings = settings
         self._clock = clock
         self._weights = weights
         self._on_change = on_change
-        self._tools = Tools(settings, providers, engine, engine_words, weights, http, clock, Ports(clock, dice), dice)
+        devices = Devices(gpu_free, clock, settings.gpu_wait_s)
+        ports = Ports(clock, dice)
+        self._tools = Tools(settings, providers, engine, engine_words, weights, http, clock, ports, dice, devices)
         self._mailbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._replicas: dict[str, Replica] = {}
         self._leftovers: list[str] = []

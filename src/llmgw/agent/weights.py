@@ -139,7 +139,7 @@ class Weights:
         return tuple(found)
 
     def _whole(self, model: str, path: str) -> Resolution:
-        """Never hand an engine a file that is known to be a part: it would fail late, or not at all."""
+        """Never hand an engine a model that lacks one of its files: it would fail late, or not at all."""
         words = self._incomplete(Path(path))
         if not words:
             return Resolution(Where.FOUND, path, path)

@@ -27,6 +27,7 @@ class Latest(Generic[T]):
         self._lock = threading.Lock()
         self._value: T | None = None
         self._value_at: float | None = None
+        self._value_began = 0.0
         self._started_at: float | None = None
         self._running: threading.Event | None = None
         self._error: Exception | None = None
@@ -48,11 +49,23 @@ class Latest(Generic[T]):
                 return None
             return self._value
 
-    def put(self, value: T) -> None:
-        """Take a value that was got by other means."""
+    def dated(self, every_s: float) -> tuple[T, float] | None:
+        """The last value and when it began to be made, on the monotonic clock; None before the first.
+
+        Never waits. For somebody who waits for a change: a new round begins when the last one began `every_s` ago.
+        """
+        self._begin_when_due(every_s)
+        with self._lock:
+            if self._value is None or self._value_at is None:
+                return None
+            return self._value, self._value_began
+
+    def put(self, value: T, began: float | None = None) -> None:
+        """Take a value that was got by other means; `began` when that began, monotonic, None: just now."""
         with self._lock:
             self._value, self._value_at, self._error = value, self._clock.monotonic(), None
             self._started_at = self._value_at
+            self._value_began = self._value_at if began is None else began
 
     @property
     def error(self) -> Exception | None:
@@ -67,25 +80,26 @@ class Latest(Generic[T]):
                 return 0.0
             return self._clock.monotonic() - self._started_at
 
-    def _begin_when_due(self) -> threading.Event:
+    def _begin_when_due(self, every_s: float | None = None) -> threading.Event:
+        wanted_s = self._every_s if every_s is None else every_s
         with self._lock:
             if self._running is not None and not self._running.is_set():
                 return self._running
             now = self._clock.monotonic()
-            if self._started_at is not None and now - self._started_at < self._every_s:
+            if self._started_at is not None and now - self._started_at < wanted_s:
                 done = threading.Event()
                 done.set()
                 return done
             self._started_at = now
             self._running = threading.Event()
             try:
-                threading.Thread(target=self._round, args=(self._running,), name=self._name, daemon=True).start()
+                threading.Thread(target=self._round, args=(self._running, now), name=self._name, daemon=True).start()
             except RuntimeError as error:  # no thread to be had: tried again when due
                 self._error = error
                 self._running.set()
             return self._running
 
-    def _round(self, done: threading.Event) -> None:
+    def _round(self, done: threading.Event, began: float) -> None:
         try:
             value = self._make()
         except Exception as error:
@@ -94,5 +108,6 @@ class Latest(Generic[T]):
         else:
             with self._lock:
                 self._value, self._value_at, self._error = value, self._clock.monotonic(), None
+                self._value_began = began
         finally:
             done.set()

@@ -8,13 +8,14 @@ import logging
 import os
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypeVar
 
 import attrs
 from attrs import evolve, field, frozen
 
+from llmgw.domain.devices import DeviceMemory
 from llmgw.domain.facts import (
     CpuFacts,
     DiskReading,
@@ -51,6 +52,7 @@ from llmgw.units import format_duration
 _LOG = logging.getLogger("llmgw.probe")
 _DISK_WAIT_S = 0.3
 _DISK_MAX_AGE_S = 60.0
+_GPU_AWAITED_S = 1.0
 T = TypeVar("T")
 
 
@@ -144,6 +146,7 @@ class Registry:
         boot = attempt("the boot id", lambda: host.boot_id(tree), "unknown")
         name = attempt("the CPU's name", lambda: self._cpu_name.get(boot), None)
         mem = attempt("the memory", lambda: memory.memory_facts(tree), MemoryFacts())
+        gpus_began = self._clock.monotonic()
         nvidia_look = attempt(
             "the GPUs",
             lambda: nvidia.look(
@@ -186,7 +189,7 @@ class Registry:
         )
         facts = evolve(facts, revision=revision(facts))
         self._gpu_tool = nvidia_look.tool
-        self._gpus.put(nvidia_look.readings)
+        self._gpus.put(nvidia_look.readings, gpus_began)
         nothing: tuple[tuple[WeightsFile, ...], tuple[str, ...]] = ((), ())
         self._weights.put(attempt("the weights", self._scan, nothing))
         self._concerns = tuple(concerns)
@@ -208,6 +211,24 @@ class Registry:
             disks=disks if disks is not None else tuple(DiskReading(path) for path in self._disk_paths()),
             gpus=tuple(measured.get(gpu.uuid, GpuReading(gpu.uuid)) for gpu in listed),
         )
+
+    def gpu_memory(self) -> Mapping[str, DeviceMemory] | None:
+        """Memory of each GPU by uuid as last read; None before the first probe and while it cannot be read.
+
+        Never waits; asked again and again, it is read anew every second. A GPU is missing when its memory is unknown,
+        and when it is the host's own: that comes and goes with every process of the node.
+        """
+        facts = self._facts
+        dated = self._gpus.dated(_GPU_AWAITED_S) if facts is not None and facts.gpus else None
+        if facts is None or dated is None or self._gpus.error is not None:
+            return None
+        own = {gpu.uuid: gpu.memory_total_bytes for gpu in facts.gpus or () if not gpu.unified_memory}
+        readings, began = dated
+        return {
+            each.uuid: DeviceMemory(each.memory_free_bytes, own[each.uuid], began)
+            for each in readings
+            if each.memory_free_bytes is not None and each.uuid in own
+        }
 
     def weights(self) -> tuple[WeightsFile, ...]:
         """Model files as of the last scan; a new scan begins in the background when one is due."""

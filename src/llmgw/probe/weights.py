@@ -165,7 +165,7 @@ class WeightsScanner:
 
 
 class Incomplete:
-    """Says whether a model is a part of one only: by its own header, its set, its index. For one thread at a time."""
+    """Says whether a model of several files lacks one, by its set or its index. For one thread at a time."""
 
     def __init__(self) -> None:
         self._scanner = WeightsScanner(())
@@ -178,8 +178,8 @@ class Incomplete:
             elif split := _SPLIT.fullmatch(path.name):
                 folder, stem = path.parent, f"{split[1]}-"
                 names = tuple(sorted(each.name for each in folder.iterdir() if each.name.startswith(stem)))
-            else:
-                folder, names = path.parent, (path.name,)
+            else:  # a single file is the engine's to judge: its own last line is the diagnosis
+                return ""
         except OSError:
             return ""
         for model in self._scanner.look(folder, names):
