@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import pytest
 
-from llmgw.domain.routing import PickWhy, RouteModel, RouteReplica, pick
+from llmgw.domain.routing import PickReason, PickWhy, RouteModel, RouteReplica, choose, home, pick, rows_of
 
 
 def replica(name: str, slots: int = 4, ready: bool = True) -> RouteReplica:
@@ -74,3 +76,20 @@ def test_a_load_of_many_requests_spreads_by_slots():
         assert picked is not None
         counts[picked.replica_id] = counts.get(picked.replica_id, 0) + 1
     assert counts == {"big": 9, "small": 3}
+
+
+def test_the_short_way_for_the_usual_case_chooses_what_the_rule_chooses():
+    random = Random(7)
+    agreed = 0
+    for _ in range(3000):
+        replicas = [replica(f"m#{at}", random.choice((0, 1, 4, 16)), random.random() < 0.9) for at in range(5)]
+        rows = rows_of(model(*replicas))
+        if len(rows[0]) < 2:
+            continue
+        loads = {each.replica_id: random.randrange((each.slots or 1) + 1) for each in replicas}
+        prefix = random.randbytes(8)
+        chosen, _, reason = choose(model(*replicas), loads, turn=random.randrange(9), prefix=prefix)
+        found = home(rows, {name: load for name, load in loads.items() if load or random.random() < 0.5}, prefix)
+        assert found is (chosen if reason is PickReason.AFFINITY else None)
+        agreed += found is not None
+    assert agreed > 500

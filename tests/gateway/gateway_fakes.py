@@ -282,7 +282,7 @@ class Gateway:
 
     def metric(self, name: str) -> float:
         text = self.fetch("GET", "/metrics")[2].decode()
-        return sum(float(x.rsplit(" ", 1)[1]) for x in text.splitlines() if x.startswith(name))
+        return sum(float(x.rsplit(" ", 1)[1]) for x in text.splitlines() if x.startswith((f"{name} ", f"{name}{{")))
 
     def log(self) -> str:
         return self.log_path.read_text()

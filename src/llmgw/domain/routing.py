@@ -201,3 +201,38 @@ def choose(
         if load < slots and load + 1 <= max(1.0, BOUND * total * slots / room):
             return home, PickWhy.CHOSEN, PickReason.AFFINITY
     return _BUSY if best is None else (best, PickWhy.CHOSEN, PickReason.LEAST_LOADED)
+
+
+Row = tuple[str, bytes, int, RouteReplica]
+Rows = tuple[tuple[Row, ...], int]
+
+
+def rows_of(model: RouteModel) -> Rows:
+    """What `home` needs to know of a model's ready replicas, and their slots together; good for a whole snapshot."""
+    rows = tuple(
+        (replica.replica_id, replica.replica_id.encode(), replica.slots or 1, replica)
+        for replica in model.replicas
+        if replica.ready
+    )
+    return rows, sum(row[2] for row in rows)
+
+
+def home(rows: Rows, in_flight: Mapping[str, int], prefix: bytes) -> RouteReplica | None:
+    """The usual case of `choose`, at a fraction of its cost: nothing tried, nothing ejected, at least two ready.
+
+    Returns:
+        What `choose` gives for affinity; None where affinity gives way, and `choose` has to be asked.
+    """
+    found, room = rows
+    seed = crc32(prefix)
+    best, total, best_load, best_slots = -1, 1, 0, 1
+    chosen = None
+    for name, data, slots, replica in found:
+        load = in_flight.get(name, 0)
+        total += load
+        weight = crc32(data, seed)
+        if weight > best:
+            best, best_load, best_slots, chosen = weight, load, slots, replica
+    if best_load < best_slots and (best_load == 0 or best_load + 1 <= BOUND * total * best_slots / room):
+        return chosen
+    return None

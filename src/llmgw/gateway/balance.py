@@ -8,7 +8,7 @@ from typing import Protocol
 
 from attrs import define
 
-from llmgw.domain.routing import PickReason, PickWhy, RouteModel, RouteReplica, RouteTable, choose
+from llmgw.domain.routing import PickReason, PickWhy, RouteModel, RouteReplica, RouteTable, Rows, choose, home, rows_of
 from llmgw.gateway import errors
 from llmgw.gateway.errors import Answer
 from llmgw.gateway.settings import Options
@@ -122,7 +122,8 @@ class Balance:
         self._options = options
         self._now = now
         self._shared = shared
-        self._sick: dict[str, _Sick] = {}
+        self.sick: dict[str, _Sick] = {}
+        self._rows: dict[str, Rows] = {}
         self._turn = 0
         self._queues: dict[str, Queue] = {}
         self._key_busy: dict[str, dict[str, int]] = {}
@@ -132,15 +133,16 @@ class Balance:
         self.table = table
         self.models = {alias: model for model in table.models for alias in model.aliases}
         self.models.update({model.name: model for model in table.models})
+        self._rows = {model.name: rows for model in table.models if len((rows := rows_of(model))[0]) > 1}
         self.paths = frozenset(path for model in table.models for path in model.endpoints)
         where = {replica.replica_id: replica for model in table.models for replica in model.replicas}
         for counts in (self.in_flight, self.busy, *self._key_busy.values()):
             for name in [name for name, count in counts.items() if not count]:
                 del counts[name]
-        for replica_id, sick in list(self._sick.items()):
+        for replica_id, sick in list(self.sick.items()):
             replica = where.get(replica_id)
             if replica is None or (replica.host, replica.port) != (sick.host, sick.port):
-                del self._sick[replica_id]
+                del self.sick[replica_id]
         for name in list(self._queues):
             self._look_again(name)
 
@@ -158,7 +160,7 @@ class Balance:
         if model is None:
             waiter.refused(errors.model_not_found(waiter.model_name, self.names()))
             return
-        queue = self._queues.get(model.name)
+        queue = self._queues.get(model.name) if self._queues else None
         if (queue is not None and queue.size and not waiter.tried) or not self._try(waiter, model):
             self._wait(waiter, model)
 
@@ -176,11 +178,12 @@ class Balance:
         self.busy[model_name] -= 1
         if self._shared is not None:
             self._shared.add(replica_id, -1)
-        queue = self._queues.get(model_name)
         if key_name:
             self._key_busy[model_name][key_name] -= 1
-        if queue is not None and queue.size:
-            self._look_again(model_name)
+        if self._queues:
+            queue = self._queues.get(model_name)
+            if queue is not None and queue.size:
+                self._look_again(model_name)
 
     def leave(self, waiter: Waiter) -> None:
         """The client of a waiting request has gone."""
@@ -207,7 +210,7 @@ class Balance:
 
     def failed(self, replica: RouteReplica, words: str) -> None:
         """A connection to the replica failed: pass it over for 1 s, 2 s, 4 s … 60 s."""
-        sick = self._sick.setdefault(replica.replica_id, _Sick(replica.host, replica.port))
+        sick = self.sick.setdefault(replica.replica_id, _Sick(replica.host, replica.port))
         sick.fails += 1
         pause = min(_EJECT_MAX_S, 2.0 ** (sick.fails - 1))
         sick.until = self._now() + pause
@@ -216,32 +219,28 @@ class Balance:
 
     def worked(self, replica_id: str) -> None:
         """The replica answered: its earlier failures are forgotten."""
-        if self._sick:
-            self._sick.pop(replica_id, None)
+        if self.sick:
+            self.sick.pop(replica_id, None)
 
     def _ejected(self) -> frozenset[str]:
-        if not self._sick:
+        if not self.sick:
             return _NOBODY
         now = self._now()
-        return frozenset(replica_id for replica_id, sick in self._sick.items() if sick.until > now)
+        return frozenset(replica_id for replica_id, sick in self.sick.items() if sick.until > now)
 
     def _try(self, waiter: Waiter, model: RouteModel) -> bool:
         """True when the waiter's fate is decided, False when it has to wait."""
+        rows = self._rows.get(model.name)
+        if rows is not None and waiter.prefix and not (waiter.tried or self.sick or self._shared):
+            usual = home(rows, self.in_flight, waiter.prefix)
+            if usual is not None:
+                self._give(waiter, model, usual, PickReason.AFFINITY)
+                return True
         self._turn += 1
         counts = self.in_flight if self._shared is None else self._shared.counts(model, self.in_flight)
         replica, why, reason = choose(model, counts, waiter.tried, self._ejected(), self._turn, waiter.prefix)
         if replica is not None:
-            replica_id, name = replica.replica_id, model.name
-            self.in_flight[replica_id] = self.in_flight.get(replica_id, 0) + 1
-            self.busy[name] = self.busy.get(name, 0) + 1
-            if self._shared is not None:
-                self._shared.add(replica_id, 1)
-            if waiter.key_name:
-                mine = self._key_busy.get(name)
-                if mine is None:
-                    mine = self._key_busy[name] = {}
-                mine[waiter.key_name] = mine.get(waiter.key_name, 0) + 1
-            waiter.start(model, replica, reason)
+            self._give(waiter, model, replica, reason)
         elif why is PickWhy.ALL_TRIED:
             waiter.exhausted(model)
         elif why is PickWhy.NONE_READY and (model.state != "loading" or self._options.queue <= 0):
@@ -249,6 +248,19 @@ class Balance:
         else:
             return False
         return True
+
+    def _give(self, waiter: Waiter, model: RouteModel, replica: RouteReplica, reason: PickReason | None) -> None:
+        replica_id, name, key_name = replica.replica_id, model.name, waiter.key_name
+        self.in_flight[replica_id] = self.in_flight.get(replica_id, 0) + 1
+        self.busy[name] = self.busy.get(name, 0) + 1
+        if self._shared is not None:
+            self._shared.add(replica_id, 1)
+        if key_name:
+            mine = self._key_busy.get(name)
+            if mine is None:
+                mine = self._key_busy[name] = {}
+            mine[key_name] = mine.get(key_name, 0) + 1
+        waiter.start(model, replica, reason)
 
     def _wait(self, waiter: Waiter, model: RouteModel) -> None:
         queue = self._queues.get(model.name)

@@ -12,6 +12,7 @@ from functools import lru_cache
 from typing import Any
 
 from llmgw.gateway.errors import malformed
+from llmgw.gateway.reply import around_length
 
 _TOKEN = rb"[!#$%&'*+.^_`|~0-9A-Za-z-]++"
 _HEAD = re.compile(
@@ -187,6 +188,23 @@ def _why(raw: bytes) -> str:
     return "a header line is malformed"
 
 
+class Known:
+    """A head that was accepted.
+
+    Attributes:
+        before, after: its bytes around the digits of Content-Length, to the empty line; both empty if it has none.
+        goal, key, lanes: the caller's: where the request goes, whose key it carries, what a model's name leads to.
+        epoch: it is good as long as this is the `Heads.epoch`.
+    """
+
+    __slots__ = ("after", "before", "epoch", "goal", "head", "key", "lanes")
+
+    def __init__(self, raw: bytes, head: RequestHead, goal: Any, key: Any, epoch: object) -> None:
+        self.head, self.goal, self.key, self.epoch = head, goal, key, epoch
+        self.lanes: dict[str | None, Any] = {}
+        self.before, self.after = around_length(raw) or (b"", b"")
+
+
 class Heads:
     """Heads that were read before, with the length cut out: a client sends the same one again and again.
 
@@ -195,13 +213,15 @@ class Heads:
     """
 
     def __init__(self) -> None:
-        self._known: dict[bytes, Any] = {}
+        self.epoch = object()
+        self._known: dict[bytes, Known] = {}
 
     def clear(self) -> None:
         """Forget all."""
+        self.epoch = object()
         self._known.clear()
 
-    def find(self, raw: bytes) -> tuple[Any, bytes, int]:
+    def find(self, raw: bytes) -> tuple[Known | None, bytes, int]:
         """What was kept for a head like this one (or None), the key to keep it by, and its Content-Length."""
         length = 0
         at = raw.find(b"\r\nContent-Length: ")
@@ -215,8 +235,8 @@ class Heads:
                 raw = raw[: at + 18] + raw[end:]
         return self._known.get(raw), raw, length
 
-    def keep(self, name: bytes, value: Any) -> None:
-        """Keep something for the name that `find` gave."""
+    def keep(self, name: bytes, value: Known) -> None:
+        """Keep it for the name that `find` gave."""
         if len(name) <= _SMALL:
             if len(self._known) >= _REMEMBERED:
                 self._known.clear()

@@ -31,18 +31,25 @@ class Budget:
 
     def take(self, now: float, share: float) -> tuple[str, float] | None:
         """Take one request; else which limit is reached and the seconds until it is not. `share`: our part of it."""
-        passed = (now - self.at) / _MINUTE_S
+        passed = (now - self.at) / _MINUTE_S * share
         self.at = now
+        requests = self.requests
         if self.rpm is not None:
-            most = max(1.0, self.rpm * share)
-            self.requests = min(most, self.requests + passed * self.rpm * share)
-            if self.requests < 1.0:
-                return "rpm", (1.0 - self.requests) / (self.rpm * share) * _MINUTE_S
+            requests += passed * self.rpm
+            most = self.rpm * share
+            if requests > most:
+                requests = most if most > 1.0 else min(requests, 1.0)
+            self.requests = requests
+            if requests < 1.0:
+                return "rpm", (1.0 - requests) / most * _MINUTE_S
         if self.tpm is not None:
-            self.tokens = min(self.tpm * share, self.tokens + passed * self.tpm * share)
+            most = self.tpm * share
+            self.tokens += passed * self.tpm
+            if self.tokens > most:
+                self.tokens = most
             if self.tokens <= 0.0:
-                return "tpm", (1.0 - self.tokens) / (self.tpm * share) * _MINUTE_S
-        self.requests -= 1.0
+                return "tpm", (1.0 - self.tokens) / most * _MINUTE_S
+        self.requests = requests - 1.0
         return None
 
 
@@ -100,14 +107,12 @@ class Keys:
         check_expiry(key)
         return key
 
-    def limited(self, key: RouteKey) -> Answer | None:
-        """Count a request of this key; 429 when its limits do not allow one now."""
-        budget = self._budgets.get(key.name)
-        if budget is None:
-            return None
-        over = budget.take(self._now(), self.share)
-        if over is None:
-            return None
+    def budget(self, key: RouteKey | None) -> Budget | None:
+        """What bounds this key's requests, None for nothing. Good until the next snapshot."""
+        return self._budgets.get(key.name) if key is not None else None
+
+    def limited(self, key: RouteKey, over: tuple[str, float]) -> Answer:
+        """429: what `Budget.take` said does not allow a request now."""
         which, wait_s = over
         what = f"{key.rpm} requests" if which == "rpm" else f"{key.tpm} tokens"
         words = f"the API key `{key.name}` is limited to {what} a minute; the next is possible in {wait_s:.1f} s"

@@ -1,10 +1,14 @@
-"""The event loop of a gateway process: the standard one, with a shorter way from a readable socket to its protocol.
+"""The event loop of a gateway process: the standard one, with a shorter way between a socket and its protocol.
 
 asyncio puts a handle for every readable socket into a queue and runs each through a context. Here a socket's reader is
 called as soon as epoll names it; everything else (timers, tasks, writers) goes the usual way. Measured: about 4 µs less
 per event. A socket that an earlier event of the same batch has closed is left out, since closing one removes it from
 the selector at once; its number cannot belong to a new connection before the batch is over, since asyncio closes
 sockets from the queue only.
+
+What is written while a batch of readers is called leaves when the batch is over: the interpreter and the kernel's
+network code throw each other out of the processor's caches, so fewer turns between them are cheaper (a few per cent of a
+request's cost, measured), and several writes to one socket leave in one. Batches are small, so nothing waits long.
 """
 
 from __future__ import annotations
@@ -12,11 +16,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import selectors
+from asyncio import selector_events
+from collections.abc import Callable
 from time import monotonic
 from typing import Any
 
 _LOG = logging.getLogger("llmgw.gateway")
-_BATCH = 1024
+_BATCH = 64
+_MERGED = 64 << 10
 
 
 class DirectSelector(selectors.EpollSelector):
@@ -31,6 +38,7 @@ class DirectSelector(selectors.EpollSelector):
         poll = me._selector.poll
         keys: dict[int, selectors.SelectorKey] = me._fd_to_key
         rest: list[tuple[selectors.SelectorKey, int]] = []
+        direct = loop.direct
         timers = len(loop._scheduled)
         until = None if timeout is None else monotonic() + timeout
         wait = -1.0 if timeout is None else max(0.0, timeout)
@@ -39,21 +47,30 @@ class DirectSelector(selectors.EpollSelector):
                 events = poll(wait, _BATCH)
             except InterruptedError:
                 return rest
-            for fd, event in events:
-                key = keys.get(fd)
-                if key is None:
-                    continue
-                reader, writer = key.data
-                if event & ~_WRITABLE and reader is not None and not reader._cancelled:
-                    try:
-                        reader._callback(*reader._args)
-                    except Exception:
-                        _LOG.exception("an event could not be handled")
-                    if writer is None:
+            loop.batching = True
+            try:
+                for fd, event in events:
+                    if event == _READABLE and (ready := direct.get(fd)) is not None:
+                        ready()
                         continue
                     key = keys.get(fd)
-                if event & ~_READABLE and key is not None and key.data[1] is not None:
-                    rest.append((key, selectors.EVENT_WRITE))
+                    if key is None:
+                        continue
+                    reader, writer = key.data
+                    if event & ~_WRITABLE and reader is not None and not reader._cancelled:
+                        try:
+                            reader._callback(*reader._args)
+                        except Exception:
+                            _LOG.exception("an event could not be handled")
+                        if writer is None:
+                            continue
+                        key = keys.get(fd)
+                    if event & ~_READABLE and key is not None and key.data[1] is not None:
+                        rest.append((key, selectors.EVENT_WRITE))
+            finally:
+                loop.batching = False
+            if loop.unsent:
+                loop.send_all()
             if rest or not events or loop._ready or loop._stopping or len(loop._scheduled) != timers:
                 return rest
             if until is not None:
@@ -66,8 +83,119 @@ _READABLE = 1  # EPOLLIN
 _WRITABLE = 4  # EPOLLOUT
 
 
+_SocketTransport: Any = selector_events._SelectorSocketTransport  # type: ignore[attr-defined]
+
+
+class DirectTransport(_SocketTransport):  # type: ignore[misc]
+    """The standard transport with a straight way for what nearly always happens.
+
+    That is a read that brings bytes, and a write that the kernel takes whole. Whatever else happens goes the standard
+    way.
+    """
+
+    def write(self, data: bytes) -> None:
+        """See `asyncio.WriteTransport.write`."""
+        if data.__class__ is bytes and not (self._buffer or self._conn_lost or self._eof):
+            loop = self._loop
+            if loop.batching:
+                unsent = loop.unsent
+                before = unsent.get(self)
+                if before is None:
+                    unsent[self] = data
+                    return
+                if len(before) + len(data) <= _MERGED:
+                    unsent[self] = before + data
+                    return
+                self._send_now()
+                self.write(data)
+                return
+            try:
+                sent = self._sock.send(data)
+            except OSError:
+                sent = 0  # the standard way meets the same error and knows what to do
+            if sent == len(data):
+                return
+            data = data[sent:]
+        elif self._loop.unsent:
+            self._send_now()
+        super().write(data)
+
+    def close(self) -> None:
+        """See `asyncio.BaseTransport.close`."""
+        self._send_now()
+        super().close()
+
+    def write_eof(self) -> None:
+        """See `asyncio.WriteTransport.write_eof`."""
+        self._send_now()
+        super().write_eof()
+
+    def _force_close(self, exc: BaseException | None) -> None:
+        self._loop.unsent.pop(self, None)
+        super()._force_close(exc)
+
+    def _send_now(self) -> None:
+        """What a batch holds back for this one must not be overtaken."""
+        loop = self._loop
+        data = loop.unsent.pop(self, None)
+        if data is not None:
+            batching, loop.batching = loop.batching, False
+            self.write(data)
+            loop.batching = batching
+
+    def _read_ready(self) -> None:
+        if self._conn_lost:
+            return
+        try:
+            data = self._sock.recv(self.max_size)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError as error:
+            self._fatal_error(error, "a socket could not be read")
+            return
+        if not data:
+            self._read_ready__on_eof()
+            return
+        try:
+            self._protocol.data_received(data)
+        except Exception as error:
+            self._fatal_error(error, "an event could not be handled")
+
+
+class _Loop(asyncio.SelectorEventLoop):
+    batching = False
+
+    def __init__(self, selector: Any) -> None:
+        self.direct: dict[int, Callable[[], None]] = {}
+        self.unsent: dict[DirectTransport, bytes] = {}
+        super().__init__(selector)
+
+    def _add_reader(self, fd: int, callback: Any, *args: Any) -> Any:
+        if not args and getattr(callback, "__func__", None) is DirectTransport._read_ready:
+            self.direct[fd] = callback
+        return super()._add_reader(fd, callback, *args)  # type: ignore[misc]
+
+    def _remove_reader(self, fd: int) -> Any:
+        self.direct.pop(fd, None)
+        return super()._remove_reader(fd)  # type: ignore[misc]
+
+    def send_all(self) -> None:
+        """Write what the batch has left."""
+        unsent, self.unsent = self.unsent, {}
+        for transport, data in unsent.items():
+            try:
+                transport.write(data)
+            except Exception:
+                _LOG.exception("an answer could not be written")
+
+    def _make_socket_transport(
+        self, sock: Any, protocol: Any, waiter: Any = None, *, extra: Any = None, server: Any = None
+    ) -> Any:
+        return DirectTransport(self, sock, protocol, waiter, extra, server)
+
+
 def new_loop() -> asyncio.AbstractEventLoop:
     """The loop for `asyncio.Runner`."""
     selector = DirectSelector()
-    selector.loop = loop = asyncio.SelectorEventLoop(selector)
+    selector.loop = loop = _Loop(selector)
     return loop

@@ -8,9 +8,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from llmgw.domain.routing import RouteTable
+from llmgw.gateway.asking import Asking
 from llmgw.gateway.balance import Balance
 from llmgw.gateway.head import Heads
 from llmgw.gateway.keys import Keys
+from llmgw.gateway.ledger import Ledger
 from llmgw.gateway.records import AccessLog, Books
 from llmgw.gateway.replica_lines import ReplicaLines
 from llmgw.gateway.serve import Serve
@@ -46,6 +48,7 @@ class Plane:
         self.shared = shared
         self.balance = Balance(options, now, shared)
         self.books = Books(AccessLog(options.access_log, options.access_log_sample))
+        self.ledger = Ledger(self.stats, self.books, now)
         self.heads = Heads()
         self.cors = cors_lines(options.cors_origins)
         self.pool = Pool(options, now)
@@ -69,37 +72,18 @@ class Plane:
         """An id that no other request of any gateway has."""
         return b"%b-%x" % (self._id_prefix, next(self._ids))
 
-    def finished(self, serve: Serve, model: str) -> None:
+    def finished(self, serve: Asking, model: str, now: float) -> None:
         """A request for a model has ended: count it, and what it used."""
-        stats, books, status, tokens, key = self.stats, self.books, serve.status, serve.tokens, serve.key
-        now = self.now()
-        stats.total += 1
-        one = stats.of(model)
-        one.codes[status] += 1
-        one.total.add(now - serve.began)
-        if status == 200 or serve.partial:
-            row = books.row(serve.key_name, model)
-            row.requests += 1
-            prompt = tokens.prompt if tokens is not None else None
-            completion = tokens.completion if tokens is not None else None
-            if prompt is not None:
-                row.prompt += prompt
-                one.prompt += prompt
+        key, tokens = serve.key, serve.tokens
+        serve.ended_model, serve.ended_at = model, now
+        if key is not None and key.tpm is not None and (serve.status == 200 or serve.partial):
+            used = (tokens.prompt or 0) if tokens is not None else 0
             if serve.partial:
-                completion = serve.events
-                row.partial_requests += 1
-                row.partial_completion += completion
-                one.partial += completion
-            elif completion is not None:
-                row.completion += completion
-                one.completion += completion
-            elif prompt is None:
-                row.unknown_requests += 1
-                one.unknown += 1
-            if key is not None and key.tpm is not None:
-                self.keys.spend(key, (prompt or 0) + (completion or 0))
-        if books.log.on or books.watched:
-            books.note(serve, model, now)
+                used += serve.events
+            elif tokens is not None:
+                used += tokens.completion or 0
+            self.keys.spend(key, used)
+        self.ledger.add(serve)
 
     def sweep(self) -> None:
         """Judge every deadline, so no request needs a timer of its own."""
@@ -110,6 +94,7 @@ class Plane:
             relay.check(now)
         for client in list(self.clients):
             client.check(now)
+        self.ledger.settle()
         self.books.turn()
         self._sweeps += 1
         if self.shared is not None and self._sweeps % 10 == 0:
@@ -121,6 +106,7 @@ class Plane:
 
     def report(self) -> list[dict[str, Any]]:
         """What the control process is told: `stats`, `usage` it does not have, `requests` while somebody looks."""
+        self.ledger.settle()
         messages: list[dict[str, Any]] = [
             {
                 "type": "stats",
@@ -142,6 +128,7 @@ class Plane:
         if kind == "usage-kept" and isinstance(message.get("batch"), int):
             self.books.acknowledged(message["batch"])
         elif kind == "watch":
+            self.ledger.settle()
             self.books.watched = message.get("on") is True
             if not self.books.watched:
                 self.books.recent.clear()

@@ -10,12 +10,13 @@ from llmgw.domain.routing import RouteKey
 from llmgw.gateway.admin import AdminRelay
 from llmgw.gateway.bodies import ChunkedBody, apply_caps, prefix_of, read_asked, too_large
 from llmgw.gateway.errors import Answer, RequestRefused, malformed, refuse, status_line
-from llmgw.gateway.head import RequestHead, incomplete_is_hopeless, read_head
+from llmgw.gateway.head import Known, RequestHead, incomplete_is_hopeless, read_head
 from llmgw.gateway.keys import check_expiry
+from llmgw.gateway.lane import find_lane
 from llmgw.gateway.plane import Plane
 from llmgw.gateway.relay import Relay
 from llmgw.gateway.serve import Serve
-from llmgw.gateway.surface import Goal, aim, model_problem
+from llmgw.gateway.surface import Goal, aim
 from llmgw.gateway.tls import operator_of
 
 _READ = 64 << 10
@@ -51,6 +52,7 @@ class Client(asyncio.Protocol):
         self._key: RouteKey | None = None
         self._goal = Goal.MODEL
         self._body = bytearray()
+        self._known: Known | None = None
         self._chunks: ChunkedBody | None = None
         self._relay: Relay | None = None
         self._deadline: float | None = None
@@ -92,8 +94,10 @@ class Client(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         stage = self._stage
         if stage is _HEAD:
-            self._buf = self._buf + data if self._buf else data
-            self._advance()
+            known = self._known
+            if known is None or self._buf or not self._again(known, data):
+                self._buf = self._buf + data if self._buf else data
+                self._advance()
         elif stage is _BODY:
             self._buf = data
             self._advance()
@@ -126,18 +130,17 @@ class Client(asyncio.Protocol):
         if head is None or head.method != "HEAD":
             lines.append(answer.body)
         self.transport.write(b"".join(lines))
-        self.answered()
+        self.answered(self.plane.now())
 
-    def answered(self) -> None:
+    def answered(self, now: float) -> None:
         """The answer is written: the next request, or the end."""
-        unread = self._spilt or self._stage in (_HEAD, _BODY)
-        self._relay = None
-        self._head = self._chunks = None
+        stage = self._stage
+        self._relay = self._head = self._chunks = None
         if not self.keep or self.plane.draining:
-            self._close(linger=unread)
+            self._close(linger=self._spilt or stage is _HEAD or stage is _BODY)
             return
         self._stage = _HEAD
-        self._deadline = self.plane.now() + self.plane.options.keepalive_s
+        self._deadline = now + self.plane.options.keepalive_s
         if self._buf:
             asyncio.get_running_loop().call_soon(self._advance)
 
@@ -157,6 +160,31 @@ class Client(asyncio.Protocol):
             self._close(linger=False)
         elif self._stage is not _BUSY:
             self.answer(refuse(408, "the request did not arrive in time", code="request_timeout", close=True))
+
+    def _again(self, known: Known, data: bytes) -> bool:
+        """A whole request whose head is the last one's but for the length: nothing is left to be read in it."""
+        before, after, plane = known.before, known.after, self.plane
+        if not before or known.epoch is not plane.heads.epoch or not data.startswith(before):
+            return False
+        at = len(before)
+        end = data.find(b"\r", at, at + 16)
+        digits = data[at:end]
+        if end < 0 or not digits.isdigit() or not data.startswith(after, end):
+            return False
+        start = end + len(after)
+        length = int(digits)
+        if length != len(data) - start or length > plane.options.max_body_bytes or start > plane.options.max_head_bytes:
+            return False
+        head = self._head = known.head
+        self._goal, self._key = known.goal, known.key
+        self._id = plane.new_request_id()
+        self.keep = head.keep_alive and not plane.draining
+        try:
+            self._go(head, data[start:])
+        except RequestRefused as refused:
+            self._count(refused.answer)
+            self.answer(refused.answer)
+        return True
 
     def _advance(self) -> None:
         try:
@@ -188,9 +216,10 @@ class Client(asyncio.Protocol):
         self._head = None
         known, name, length = plane.heads.find(buf[: end + 2])
         self._buf = buf[end + 4 :] if len(buf) > end + 4 else b""
+        self._known = known
         if known is not None:
-            head, self._goal, self._key = known
-            self._head = head
+            head = self._head = known.head
+            self._goal, self._key = known.goal, known.key
             self._id = plane.new_request_id()
             self.keep = head.keep_alive and not plane.draining
         else:
@@ -202,7 +231,7 @@ class Client(asyncio.Protocol):
             raise too_large(options.max_body_bytes)
         self._length = length
         here = not head.chunked and len(self._buf) >= length
-        if known is None and not self._aim(head, name, here):
+        if known is None and not self._aim(head, buf[: end + 4], name, here):
             return True
         if here:
             if len(self._buf) == length:
@@ -220,7 +249,7 @@ class Client(asyncio.Protocol):
             self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         return bool(self._buf)
 
-    def _aim(self, head: RequestHead, name: bytes, here: bool) -> bool:
+    def _aim(self, head: RequestHead, raw: bytes, name: bytes, here: bool) -> bool:
         """Decide by the head alone; False when it is answered already."""
         plane = self.plane
         try:
@@ -232,8 +261,12 @@ class Client(asyncio.Protocol):
             self._early(goal, here)
             return False
         self._goal = goal
-        if goal is Goal.MODEL and not head.request_id:
-            plane.heads.keep(name, (head, goal, self._key))
+        if goal is Goal.MODEL:
+            self._known = known = Known(raw, head, goal, self._key, plane.heads.epoch)
+            if head.request_id:
+                known.before = b""  # it will not come again
+            else:
+                plane.heads.keep(name, known)
         return True
 
     def _early(self, answer: Answer, here: bool) -> None:
@@ -279,20 +312,27 @@ class Client(asyncio.Protocol):
         if key is not None and key.expires is not None:
             check_expiry(key)
         asked = read_asked(body)
-        problem = model_problem(plane, head.path, asked.model or "", key)
-        if problem is None and key is not None:
-            problem = plane.keys.limited(key)
-        if problem is not None:
-            raise RequestRefused(problem)
-        model = plane.balance.models[asked.model or ""]
-        if model.caps is not None:
-            body = apply_caps(body, head.path, model.caps)
-        serve = Serve(plane, self, head, self._id, body, asked)
-        if key is not None:
-            serve.key, serve.key_name = key, key.name
-        if len(model.replicas) > 1:
+        known = self._known
+        assert known is not None
+        if known.epoch is not plane.heads.epoch:
+            # a snapshot came while the body did
+            known = self._known = Known(b"", head, self._goal, key, plane.heads.epoch)
+        lane = known.lanes.get(asked.model)
+        if lane is None:
+            lane = find_lane(plane, known, asked.model or "")
+        now = plane.now()
+        if lane.budget is not None:
+            over = lane.budget.take(now, plane.keys.share)
+            if over is not None:
+                raise RequestRefused(plane.keys.limited(lane.key, over))
+        if lane.caps is not None:
+            body = apply_caps(body, head.path, lane.caps)
+        serve = Serve(plane, self, head, self._id, body, asked, lane, now)
+        if lane.many:
             serve.prefix = prefix_of(asked)
-        self._begin(serve)
+        self._relay = serve
+        if self._choked:
+            serve.pause()
         plane.balance.admit(serve)
 
     def _begin(self, relay: Relay) -> None:

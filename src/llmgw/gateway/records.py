@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 if TYPE_CHECKING:
-    from llmgw.gateway.serve import Serve
+    from llmgw.gateway.asking import Asking
 
 _LOG = logging.getLogger("llmgw.gateway")
 _FLUSH_BYTES = 64 << 10
@@ -138,15 +138,18 @@ class Books:
             row = self._rows[name] = Row(key, model, self._day)
         return row
 
-    def note(self, serve: Serve, model: str, now: float) -> None:
-        """Keep the line of a request that has ended."""
-        wanted = self.log.wants(serve.status)
-        if wanted or self.watched:
-            line = _line(serve, model, now)
-            if wanted:
-                self.log.add(line)
-            if self.watched:
-                self.recent.append(line)
+    def note(self, ended: list[Asking], now: float) -> None:
+        """Keep the lines of requests that have ended; `now`: on the clock of their `ended_at`."""
+        log, watched = self.log, self.watched
+        epoch = time.time() - now
+        for serve in ended:
+            wanted = log.wants(serve.status)
+            if wanted or watched:
+                line = _line(serve, epoch)
+                if wanted:
+                    log.add(line)
+                if watched:
+                    self.recent.append(line)
 
     def take_recent(self) -> list[Any]:
         """The lines since the last call, as objects, for whoever looks on."""
@@ -155,8 +158,9 @@ class Books:
         return lines
 
 
-def _line(serve: Serve, model: str, now: float) -> bytes:
-    tokens = serve.tokens
+def _line(serve: Asking, epoch: float) -> bytes:
+    tokens, model, now, began = serve.tokens, serve.ended_model, serve.ended_at, serve.began
+    at_ms = int((epoch + now) * 1000)
     prompt, completion = (tokens.prompt, tokens.completion) if tokens is not None else (None, None)
     who = (serve.key_name, model, serve.head.json_path, serve.stream, serve.last_replica, serve.last_node, serve.why)
     middle = _middles.get(who)
@@ -179,18 +183,19 @@ def _line(serve: Serve, model: str, now: float) -> bytes:
         completion = serve.events
     first = serve.first_at
     return (
-        b'{"time":%.3f,"id":"%b",%b%b","status":%d,"retries":%d,"queue_ms":%d,"first_ms":%b,"ms":%d,"prompt":%b,'
+        b'{"time":%d.%03d,"id":"%b",%b%b","status":%d,"retries":%d,"queue_ms":%d,"first_ms":%b,"ms":%d,"prompt":%b,'
         b'"completion":%b,"partial":%b}'
         % (
-            time.time(),
+            at_ms // 1000,
+            at_ms % 1000,
             serve.request_id,
             middle,
             serve.client.peer.encode("ascii", "replace"),
             serve.status,
             len(serve.tried) - 1 if serve.tried else 0,
             serve.queue_ms,
-            b"null" if first is None else b"%d" % ((first - serve.began) * 1000),
-            (now - serve.began) * 1000,
+            b"null" if first is None else b"%d" % ((first - began) * 1000),
+            (now - began) * 1000,
             b"null" if prompt is None else b"%d" % prompt,
             b"null" if completion is None else b"%d" % completion,
             b"true" if serve.partial else b"false",

@@ -200,7 +200,7 @@ class Relay:
             event = self._event(answer)
             self._send(event if clean else b"\n\n" + event, False, True)
             self.client.keep = False
-            self.client.answered()
+            self.client.answered(self.plane.now())
         else:
             self.client.abort()
 
@@ -210,9 +210,9 @@ class Relay:
     def _finish(self) -> None:
         upstream, self.upstream = self.upstream, None
         if upstream is not None:
-            self.plane.pool.give(upstream)
+            self.plane.pool.give(upstream, self.plane.now())
         self._end()
-        self.client.answered()
+        self.client.answered(self.plane.now())
 
     def _end(self) -> None:
         self._ended = True

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 
 from llmgw.domain.routing import RouteReplica
 
 _UNSAFE = re.compile(r"[^\x21-\x7e]")
+_REMEMBERED = 4096
 
 
 def safe(text: str) -> bytes:
@@ -19,28 +19,38 @@ class ReplicaLines:
     """The header lines that are the same for every request to a replica, made once per snapshot."""
 
     def __init__(self) -> None:
-        self._asked: dict[str, bytes] = {}
-        self._answered: dict[str, bytes] = {}
+        self._asked: dict[tuple[bytes, str], bytes] = {}
+        self._answered: dict[tuple[bytes, str, bytes, int], bytes] = {}
 
     def clear(self) -> None:
         """A new snapshot: addresses and keys may differ."""
         self._asked.clear()
         self._answered.clear()
 
-    def asked(self, replica: RouteReplica) -> bytes:
-        """Host and Authorization of the request to the engine."""
-        return self._cached(self._asked, replica, self._make_asked)
+    def asked(self, lines: bytes, replica: RouteReplica) -> bytes:
+        """The head of a request to the engine: `lines`, Host and Authorization."""
+        name = (lines, replica.replica_id)
+        found = self._asked.get(name)
+        if found is None:
+            if len(self._asked) >= _REMEMBERED:
+                self._asked.clear()
+            found = self._asked[name] = lines + self._make_asked(replica)
+        return found
 
-    def answered(self, replica: RouteReplica) -> bytes:
-        """What the client is told about who answered."""
-        return self._cached(self._answered, replica, self._make_answered)
-
-    @staticmethod
-    def _cached(cache: dict[str, bytes], replica: RouteReplica, make: Callable[[RouteReplica], bytes]) -> bytes:
-        lines = cache.get(replica.replica_id)
-        if lines is None:
-            lines = cache[replica.replica_id] = make(replica)
-        return lines
+    def answered(self, passed: bytes, replica: RouteReplica, why: bytes, retries: int) -> bytes:
+        """What the client is told about who answered, after the lines `passed`."""
+        name = (passed, replica.replica_id, why, retries)
+        found = self._answered.get(name)
+        if found is None:
+            if len(self._answered) >= _REMEMBERED:
+                self._answered.clear()
+            found = self._answered[name] = b"%b%bx-llmgw-retries: %d\r\nx-llmgw-why: %b\r\n" % (
+                passed,
+                self._make_answered(replica),
+                retries,
+                why,
+            )
+        return found
 
     @staticmethod
     def _make_asked(replica: RouteReplica) -> bytes:

@@ -119,6 +119,12 @@ class Replies:
         return reply, reply.length
 
 
+def around_length(head: bytes) -> tuple[bytes, bytes] | None:
+    """What stands before and after the digits of Content-Length in a head that was read; None if it has none."""
+    at = max(head.find(b"\r\nContent-Length: "), head.find(b"\r\ncontent-length: ")) + 18
+    return (head[:at], head[head.find(b"\r\n", at) :]) if at > 18 else None
+
+
 def _parse(raw: bytes, head_only: bool) -> Reply:
     match = _STATUS.match(raw)
     if match is None or not _FIELDS.fullmatch(raw, match.end()):

@@ -99,6 +99,7 @@ class Service:
             plane.pool.close()
             for client in list(plane.clients):
                 client.abort()
+            plane.ledger.settle()
             plane.books.log.flush()
             if left := plane.books.pending():
                 _LOG.error("usage of %d requests is lost: the control process did not take it over", left)
@@ -122,6 +123,7 @@ class Service:
     def _reload(self) -> None:
         """SIGHUP: begin a new access log, and look at the TLS files now; a new connection does so anyway."""
         if self._plane is not None:
+            self._plane.ledger.settle()
             self._plane.books.log.reopen()
         if self._tls is not None:
             self._tls.refresh()

@@ -63,6 +63,7 @@ def aim(plane: Plane, head: RequestHead) -> tuple[Goal | Answer, RouteKey | None
         return _ready(plane), None
     if path == "/metrics":
         _only_get(head)
+        plane.ledger.settle()
         text = prometheus(plane.stats, plane.balance, len(plane.clients))
         return Answer(200, text, "text/plain; version=0.0.4; charset=utf-8"), None
     return Goal.ADMIN, None

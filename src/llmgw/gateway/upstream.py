@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from llmgw.gateway.frames import Frames
-from llmgw.gateway.reply import HEAD_LIMIT, TOO_LARGE, AnswerBroken, Replies, Reply
+from llmgw.gateway.reply import HEAD_LIMIT, TOO_LARGE, AnswerBroken, Replies, Reply, around_length
 from llmgw.gateway.settings import Options
 
 _READ = 64 << 10
@@ -65,8 +65,9 @@ class Upstream(asyncio.Protocol):
         self._reply: Reply | None = None
         self._frames = Frames()
         self._buf = b""
+        self._last: tuple[bytes, bytes, Reply] | None = None
         self._left = 0
-        self._head_only = self._surplus = self._paused = False
+        self._head_only = self._surplus = self.paused = False
 
     def ask(self, receiver: Receiver, head: bytes, body: bytes | bytearray, head_only: bool = False) -> None:
         """Send a request; the answer goes to `receiver`. `head_only`: the answer to HEAD has no body."""
@@ -83,23 +84,20 @@ class Upstream(asyncio.Protocol):
     def reusable(self) -> bool:
         """Whether another request may follow on this connection."""
         reply = self._reply
-        return (
-            self.complete
-            and reply is not None
-            and reply.keep
-            and not (reply.until_close or self._surplus or self._head_only or self.gone)
-        )
+        if not self.complete or reply is None or not reply.keep or reply.until_close:
+            return False
+        return not (self._surplus or self._head_only or self.gone)
 
     def pause(self) -> None:
         """Stop reading: the client is slower than the engine."""
-        self._paused = True
+        self.paused = True
         if not self.gone:
             self._transport.pause_reading()
 
     def resume(self) -> None:
         """Read on."""
-        if self._paused and not self.gone:
-            self._paused = False
+        if self.paused and not self.gone:
+            self.paused = False
             self._transport.resume_reading()
 
     def abort(self) -> None:
@@ -129,7 +127,8 @@ class Upstream(asyncio.Protocol):
             return
         try:
             if self._reply is None:
-                self._head(receiver, data)
+                if self._last is None or self._buf or not self._again(receiver, self._last, data):
+                    self._head(receiver, data)
             elif self.framed:
                 frames = self._frames
                 framed = frames.feed(data)
@@ -157,6 +156,24 @@ class Upstream(asyncio.Protocol):
         else:
             receiver.lost(f"it closed the connection ({exc})" if exc else "it closed the connection")
 
+    def _again(self, receiver: Receiver, last: tuple[bytes, bytes, Reply], data: bytes) -> bool:
+        """A whole answer whose head is the last one's but for the length: nothing is left to be read in it."""
+        before, after, reply = last
+        if self._head_only or not data.startswith(before):
+            return False
+        at = len(before)
+        end = data.find(b"\r", at, at + 16)
+        digits = data[at:end]
+        if end < 0 or not digits.isdigit() or not data.startswith(after, end):
+            return False
+        start = end + len(after)
+        length = int(digits)
+        if not length or length != len(data) - start:
+            return False
+        self._reply, self.length, self.framed, self.complete = reply, length, False, True
+        receiver.on_whole(self, reply, data[start:])
+        return True
+
     def _head(self, receiver: Receiver, data: bytes) -> None:
         buf = self._buf + data if self._buf else data
         while True:
@@ -169,7 +186,7 @@ class Upstream(asyncio.Protocol):
                 self._buf = buf
                 return
             reply, length = self._replies.read(buf[: end + 2], self._head_only)
-            buf = buf[end + 4 :]
+            head, buf = buf[: end + 4], buf[end + 4 :]
             if reply.status == 101:
                 raise AnswerBroken("it wants to speak another protocol")
             if reply.status >= 200:
@@ -178,6 +195,8 @@ class Upstream(asyncio.Protocol):
         self._reply, self.length, self.framed = reply, length, reply.chunked
         if length == len(buf) and length and not self._head_only:
             self.complete = True
+            around = around_length(head)
+            self._last = (*around, reply) if around is not None else None
             receiver.on_whole(self, reply, buf)
             return
         self._left = -1 if length is None else length
@@ -217,12 +236,12 @@ class Pool:
         self._idle: dict[tuple[str, int], list[Upstream]] = {}
         self._replies = Replies()
 
-    def take(self, address: tuple[str, int]) -> Upstream | None:
+    def take(self, address: tuple[str, int], now: float) -> Upstream | None:
         """An idle connection that is certainly still open, so that no request is lost to a closed one."""
         idle = self._idle.get(address)
         if not idle:
             return None
-        oldest = self._now() - self._options.pool_idle_s
+        oldest = now - self._options.pool_idle_s
         while idle:
             upstream = idle.pop()
             if upstream.idle_since >= oldest and upstream.alive():
@@ -230,14 +249,15 @@ class Pool:
             upstream.abort()
         return None
 
-    def give(self, upstream: Upstream) -> None:
+    def give(self, upstream: Upstream, now: float) -> None:
         """Keep the connection for the next request if it can take one, else close it."""
         if not upstream.reusable():
             upstream.abort()
             return
         upstream.receiver = None
-        upstream.resume()
-        upstream.idle_since = self._now()
+        if upstream.paused:
+            upstream.resume()
+        upstream.idle_since = now
         idle = self._idle.get(upstream.address)
         if idle is None:
             idle = self._idle[upstream.address] = []

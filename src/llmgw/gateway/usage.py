@@ -40,8 +40,8 @@ class Tokens:
         Quotes inside of generated text are escaped, so no text can be taken for a `usage` object.
         """
         at = data.rfind(b'"usage":{')
-        if at >= 0 and data.find(b'"usage"', 0, at) < 0:
-            # one plain object, the common case
+        if at >= 0 and data.find(b'"usage"', at + 9) < 0:
+            # the last one is plain, the common case; what it says would replace what earlier ones said
             end = data.find(b"}", at)
             if data.find(b"{", at + 9, end) < 0:
                 try:
