@@ -7,8 +7,8 @@ the selector at once; its number cannot belong to a new connection before the ba
 sockets from the queue only.
 
 What is written while a batch of readers is called leaves when the batch is over: the interpreter and the kernel's
-network code throw each other out of the processor's caches, so fewer turns between them are cheaper (a few per cent of a
-request's cost, measured), and several writes to one socket leave in one. Batches are small, so nothing waits long.
+network code throw each other out of the processor's caches, so fewer turns between them are cheaper (a few per cent of
+a request's cost, measured), and several writes to one socket leave in one. Batches are small, so nothing waits long.
 """
 
 from __future__ import annotations
