@@ -77,8 +77,7 @@ class AgentHandle:
 
     def close(self, words: str, code: str = "link-failed") -> None:
         """Tell the agent why and end the connection; it will come back, unless it is refused then."""
-        self._link.send(self._conn, Refused(code, words))
-        self._link.close(self._conn, LinkError(words))
+        self._link.close(self._conn, LinkError(words), Refused(code, words))
 
     def say(self, message: Message) -> None:
         """Send a protocol message (the listener's own)."""

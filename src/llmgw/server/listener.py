@@ -208,8 +208,7 @@ class Listener:
 
     def _refuse(self, conn: Conn, error: LlmgwError) -> None:
         words = f"{error.words()} ({error.hint})" if error.hint else error.words()
-        self._link.send(conn, Refused(error.code, words))
-        self._link.close(conn, error)
+        self._link.close(conn, error, Refused(error.code, words))
 
     # On the worker threads.
 

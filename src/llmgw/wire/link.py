@@ -139,9 +139,10 @@ class Link:
         line = encode(message)
         self._post(lambda: self._queue(conn, line, replace_key))
 
-    def close(self, conn: Conn, error: LlmgwError) -> None:
-        """Send what is queued, then close."""
-        self._post(lambda: self._close(conn, error, flush=True))
+    def close(self, conn: Conn, error: LlmgwError, last: Message | None = None) -> None:
+        """Send what is queued, then `last`, then close. One step: a peer that goes on hearing it changes no words."""
+        line = b"" if last is None else encode(last)
+        self._post(lambda: self._close(conn, error, flush=True, line=line))
 
     def greet(self, conn: Conn, idle_s: float) -> None:
         """The peer is about to be welcomed: allow it lines of full length and `idle_s` of silence (or the link's own
@@ -308,8 +309,10 @@ class Link:
             return
         self._guard(conn, 0)
 
-    def _close(self, conn: Conn, error: LlmgwError, *, flush: bool) -> None:
+    def _close(self, conn: Conn, error: LlmgwError, *, flush: bool, line: bytes = b"") -> None:
         """Decide that a connection ends: tell the handler now, let the socket go when the peer has heard our last."""
+        if line:
+            self._queue(conn, line, None)
         if conn.state in _CLOSING:
             if conn.state is ConnState.FLUSHING and not flush:
                 self._forget(conn)
