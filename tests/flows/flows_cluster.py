@@ -93,7 +93,7 @@ class Cluster:
 
     def start_server(self, **extra: Any) -> subprocess.Popen[bytes]:
         process = self.start("server", "server", "-c", str(self.configure_server(**extra)))
-        wait(lambda: self.api("GET", "/status", quiet=True), 30, "the server to answer", self.log("server"))
+        wait(lambda: self.api("GET", "/status", quiet=True), 60, "the server to answer", self.log("server"))
         return process
 
     def start_agent(

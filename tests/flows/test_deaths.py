@@ -35,8 +35,8 @@ def test_killing_the_server_does_not_break_a_stream_and_the_next_server_takes_ov
 
     pid = _engine_pid(serving.root)
     serving.start_server(engines={"llama.cpp": "b1"}, sources=["file:///nonexistent"])
-    wait(lambda: serving.node().get("presence") == "connected", 20, "the agent to come back", serving.logs)
-    wait(lambda: serving.replicas("slow")[0]["state"] == "ready", 20, "the server to see it", serving.logs)
+    wait(lambda: serving.node().get("presence") == "connected", 60, "the agent to come back", serving.logs)
+    wait(lambda: serving.replicas("slow")[0]["state"] == "ready", 60, "the server to see it", serving.logs)
     assert serving.chat("slow")[0] == 200
     assert serving.replicas("slow")[0]["pid"] == pid, "the engine was left alone"
 
@@ -52,8 +52,8 @@ def test_killing_the_agent_does_not_stop_the_engine_and_the_next_agent_adopts_it
     assert serving.chat("slow")[0] == 200
 
     serving.start_agent(model_dirs=[])
-    wait(lambda: serving.node().get("presence") == "connected", 20, "the agent to come back", serving.logs)
-    wait(lambda: [r["state"] for r in serving.replicas("slow")] == ["ready"], 20, "the replica", serving.logs)
+    wait(lambda: serving.node().get("presence") == "connected", 60, "the agent to come back", serving.logs)
+    wait(lambda: [r["state"] for r in serving.replicas("slow")] == ["ready"], 60, "the replica", serving.logs)
     after = serving.replicas("slow")[0]
     assert (after["pid"], after["epoch"], after["port"]) == (before["pid"], before["epoch"], before["port"])
     assert serving.chat("slow")[0] == 200
@@ -64,10 +64,10 @@ def test_agent_and_server_killed_together_leave_the_engine_and_find_it_again(ser
     serving.kill("server")
     serving.kill("node-1")
     serving.start_agent(model_dirs=[])
-    wait(lambda: "cannot" in serving.log("node-1")() or "refused" in serving.log("node-1")(), 20, "the agent to say so")
+    wait(lambda: "cannot" in serving.log("node-1")() or "refused" in serving.log("node-1")(), 60, "the agent to say so")
     os.kill(pid, 0)
     serving.start_server(engines={"llama.cpp": "b1"}, sources=["file:///nonexistent"])
-    wait(lambda: serving.replicas("slow")[0]["state"] == "ready", 20, "the server to see it", serving.logs)
+    wait(lambda: serving.replicas("slow")[0]["state"] == "ready", 60, "the server to see it", serving.logs)
     assert serving.replicas("slow")[0]["pid"] == pid
     assert serving.chat("slow")[0] == 200
 
@@ -75,7 +75,7 @@ def test_agent_and_server_killed_together_leave_the_engine_and_find_it_again(ser
 def test_a_killed_engine_is_restarted_and_the_death_is_told(serving):
     pid = serving.replicas("slow")[0]["pid"]
     os.kill(pid, 9)
-    wait(lambda: serving.replicas("slow")[0]["pid"] not in (pid, None), 40, "a new engine", serving.logs)
+    wait(lambda: serving.replicas("slow")[0]["pid"] not in (pid, None), 60, "a new engine", serving.logs)
     serving.await_model("slow")
     again = serving.replicas("slow")[0]
     assert again["restarts"] >= 1
