@@ -7,6 +7,7 @@ engine cannot confuse a client's parser.
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +25,7 @@ _HOLD_LIMIT = 256 << 10
 _END = b"0\r\n\r\n"
 
 
-class Relay:
+class Relay(ABC):
     """The part that every relayed answer shares. Subclasses connect, and say what becomes of the answer's head.
 
     Ends exactly once: `_finish` (whole answer), `_fail` (an error instead of, or inside, the answer) or `cancel`.
@@ -131,9 +132,9 @@ class Relay:
     def _blame(self, words: str) -> str:
         return words
 
+    @abstractmethod
     def _on_head(self, upstream: Upstream, reply: Reply) -> None:
         """Look at the head of the answer: `_open`, or set `_hold` and `_open` later, or fail."""
-        raise NotImplementedError
 
     def _settle(self) -> None:
         """A held answer is complete."""
@@ -141,9 +142,9 @@ class Relay:
         self._send(b"".join(self._held or ()), False, True)
         self._finish()
 
+    @abstractmethod
     def _lines(self) -> bytes:
         """The answer's own header lines."""
-        raise NotImplementedError
 
     def _open(self, status: int, lines: bytes, length: int | None) -> None:
         """Make the head of the answer; it is written together with the first bytes of the body."""

@@ -181,7 +181,7 @@ class _Job:
                     connect_timeout_s=self.limits.connect_timeout_s,
                     read_timeout_s=min(self.limits.silence_s, self.limits.window_s),
                 ) as stream,
-                _watched(stream, stop),
+                aborted_on(stream, stop),
             ):
                 total = self._accept(stream, have)
                 self._take(self._paced(stream, stop), total)
@@ -291,7 +291,7 @@ def _validator(stream: Stream) -> str:
 
 
 @contextlib.contextmanager
-def _watched(stream: Stream, stop: threading.Event | None) -> Iterator[None]:
+def aborted_on(stream: Stream, stop: threading.Event | None) -> Iterator[None]:
     """Wake the reader when `stop` is set, even while it waits for a byte."""
     if stop is None:
         yield

@@ -6,20 +6,19 @@ are there. The bytes count only once their digest is the announced one; then the
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from attrs import field, frozen
 
 from llmgw.errors import DigestMismatch, FetchError, FetchStopped, HttpError
 from llmgw.system import http_words
-from llmgw.system.fetch import DEFAULT_LIMITS, FetchLimits, Told
+from llmgw.system.fetch import DEFAULT_LIMITS, FetchLimits, Told, aborted_on
 from llmgw.system.files import free_space, sync_dir, write_atomic
 from llmgw.system.http import Http, Stream
 from llmgw.system.partial import file_sha256, writing
@@ -295,7 +294,7 @@ class _Job:
                     connect_timeout_s=self._limits.connect_timeout_s,
                     read_timeout_s=self._limits.silence_s,
                 ) as stream,
-                self._aborted(stream),
+                aborted_on(stream, self._end),
             ):
                 self._judge(stream, at, last)
                 for block in stream:
@@ -332,25 +331,6 @@ class _Job:
             if int(match[3]) != self._size or (self._validator and validator != self._validator):
                 raise _Changed
             self._validator = validator
-
-    @contextlib.contextmanager
-    def _aborted(self, stream: Stream) -> Iterator[None]:
-        """Wake the reader when the job ends, even while it waits for a byte."""
-        over = threading.Event()
-
-        def watch() -> None:
-            while not over.wait(0.1):
-                if self._end.is_set():
-                    stream.abort()
-                    return
-
-        watcher = threading.Thread(target=watch, name="fetch-stop", daemon=True)
-        watcher.start()
-        try:
-            yield
-        finally:
-            over.set()
-            watcher.join()
 
     def _tell(self, now: bool) -> None:
         with self._lock:
