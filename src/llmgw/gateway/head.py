@@ -38,6 +38,7 @@ class RequestHead:
         "_engine_lines",
         "accept",
         "authorization",
+        "boundary",
         "chunked",
         "content_type",
         "expects_continue",
@@ -69,6 +70,7 @@ class RequestHead:
         self.authorization = b""
         self.key = b""
         self.content_type = b""
+        self.boundary: bytes | None = None  # set where the body is a form, by `surface.aim`
         self.accept = b""
         self.request_id = b""
         self.origin = b""

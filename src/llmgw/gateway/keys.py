@@ -10,47 +10,9 @@ from collections.abc import Callable
 from llmgw.domain.routing import RouteKey, RouteTable
 from llmgw.gateway.errors import Answer, RequestRefused, refuse
 from llmgw.gateway.head import RequestHead
+from llmgw.gateway.limits import Budget, Limits
 
 _NOBODY = "0" * 64
-_MINUTE_S = 60.0
-
-
-class Budget:
-    """What a key has left of its limits: two buckets that fill evenly, a minute's worth each.
-
-    Tokens are known only afterwards: a request may overdraw, and the next one waits until the debt is paid.
-    """
-
-    __slots__ = ("at", "requests", "rpm", "tokens", "tpm")
-
-    def __init__(self, rpm: int | None, tpm: int | None, at: float) -> None:
-        self.rpm, self.tpm = rpm, tpm
-        self.requests = float(rpm or 0)
-        self.tokens = float(tpm or 0)
-        self.at = at
-
-    def take(self, now: float, share: float) -> tuple[str, float] | None:
-        """Take one request; else which limit is reached and the seconds until it is not. `share`: our part of it."""
-        passed = (now - self.at) / _MINUTE_S * share
-        self.at = now
-        requests = self.requests
-        if self.rpm is not None:
-            requests += passed * self.rpm
-            most = self.rpm * share
-            if requests > most:
-                requests = most if most > 1.0 else min(requests, 1.0)
-            self.requests = requests
-            if requests < 1.0:
-                return "rpm", (1.0 - requests) / most * _MINUTE_S
-        if self.tpm is not None:
-            most = self.tpm * share
-            self.tokens += passed * self.tpm
-            if self.tokens > most:
-                self.tokens = most
-            if self.tokens <= 0.0:
-                return "tpm", (1.0 - self.tokens) / most * _MINUTE_S
-        self.requests = requests - 1.0
-        return None
 
 
 class Keys:
@@ -58,27 +20,33 @@ class Keys:
 
     Args:
         now: seconds on a clock that only goes forward.
+        limits: where requests and tokens are counted with other gateway processes; None: by this one alone.
+        share: this process's part of a limit that it counts alone.
     """
 
-    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, now: Callable[[], float] = time.monotonic, limits: Limits | None = None, share: float = 1.0
+    ) -> None:
         self._by_digest: dict[str, RouteKey] = {}
         self._budgets: dict[str, Budget] = {}
         self._required = False
         self._now = now
-        self.share = 1.0
+        self._limits = limits
+        self._share = share
 
     def apply(self, table: RouteTable) -> None:
         """Take over the keys of a new snapshot; what is left of a limit stays as it is unless the limit changed."""
         self._by_digest = {key.sha256.lower(): key for key in table.keys}
         self._required = table.keys_required
+        limited = [key for key in table.keys if key.rpm is not None or key.tpm is not None]
         old, self._budgets = self._budgets, {}
-        for key in table.keys:
-            if key.rpm is not None or key.tpm is not None:
+        if self._limits is not None:
+            self._budgets.update(self._limits.budgets(limited, self._now()))
+        for key in limited:
+            if key.name not in self._budgets:
                 budget = old.get(key.name)
                 if budget is None or (budget.rpm, budget.tpm) != (key.rpm, key.tpm):
-                    budget = Budget(key.rpm, key.tpm, self._now())
-                    budget.requests *= self.share
-                    budget.tokens *= self.share
+                    budget = Budget(key.rpm, key.tpm, self._share)
                 self._budgets[key.name] = budget
 
     def check(self, head: RequestHead) -> RouteKey | None:
@@ -123,7 +91,7 @@ class Keys:
         """An answer of this key has used so many tokens."""
         budget = self._budgets.get(key.name)
         if budget is not None and budget.tpm is not None:
-            budget.tokens -= tokens
+            budget.spend(self._now(), tokens)
 
     def _given(self, head: RequestHead) -> bytes | None:
         scheme, _, rest = head.authorization.partition(b" ")

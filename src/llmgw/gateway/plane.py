@@ -43,8 +43,7 @@ class Plane:
         self.admin_path = admin_path
         self.now = now
         self.stats = Stats()
-        self.keys = Keys(now)
-        self.keys.share = 1.0 / max(1, options.workers)
+        self.keys = Keys(now, shared.limits if shared is not None else None, 1.0 / max(1, options.workers))
         self.shared = shared
         self.balance = Balance(options, now, shared)
         self.books = Books(AccessLog(options.access_log, options.access_log_sample))

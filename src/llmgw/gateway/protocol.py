@@ -10,6 +10,7 @@ from llmgw.domain.routing import RouteKey
 from llmgw.gateway.admin import AdminRelay
 from llmgw.gateway.bodies import ChunkedBody, apply_caps, prefix_of, read_asked, too_large
 from llmgw.gateway.errors import Answer, RequestRefused, malformed, refuse, status_line
+from llmgw.gateway.forms import read_form
 from llmgw.gateway.head import Known, RequestHead, incomplete_is_hopeless, read_head
 from llmgw.gateway.keys import check_expiry
 from llmgw.gateway.lane import find_lane
@@ -263,7 +264,7 @@ class Client(asyncio.Protocol):
         self._goal = goal
         if goal is Goal.MODEL:
             self._known = known = Known(raw, head, goal, self._key, plane.heads.epoch)
-            if head.request_id:
+            if head.request_id or head.boundary:
                 known.before = b""  # it will not come again
             else:
                 plane.heads.keep(name, known)
@@ -311,7 +312,7 @@ class Client(asyncio.Protocol):
             return
         if key is not None and key.expires is not None:
             check_expiry(key)
-        asked = read_asked(body)
+        asked = read_asked(body) if head.boundary is None else read_form(body, head.boundary)
         known = self._known
         assert known is not None
         if known.epoch is not plane.heads.epoch:
@@ -322,7 +323,7 @@ class Client(asyncio.Protocol):
             lane = find_lane(plane, known, asked.model or "")
         now = plane.now()
         if lane.budget is not None:
-            over = lane.budget.take(now, plane.keys.share)
+            over = lane.budget.take(now)
             if over is not None:
                 raise RequestRefused(plane.keys.limited(lane.key, over))
         if lane.caps is not None:

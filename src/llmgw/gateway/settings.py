@@ -22,7 +22,7 @@ class Options:
         keepalive_s: an idle client connection is closed after this.
         max_body_bytes: a larger request body is answered 413.
         max_head_bytes: a larger request head is answered 431.
-        workers: how many gateway processes share the address; each gives a key its part of the limits per minute.
+        workers: how many gateway processes share the address; they count requests and limits together.
         access_log: file for one JSON line per request, "" for none.
         access_log_sample: part of the requests that is logged, 0 to 1; answers of 400 and above always are.
         cors_origins: origins whose pages may use the API, `*` for all, none when empty.

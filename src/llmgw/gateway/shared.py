@@ -7,12 +7,16 @@ what a dead one left behind is not counted.
 from __future__ import annotations
 
 import fcntl
+import logging
 import mmap
 import os
 from pathlib import Path
 from zlib import crc32
 
 from llmgw.domain.routing import RouteModel
+from llmgw.gateway.limits import Limits
+
+_LOG = logging.getLogger("llmgw.gateway")
 
 _ROWS = 64
 _COLUMNS = 4096
@@ -23,8 +27,11 @@ class Shared:
     """The counts. A replica's column is a hash of its id: a rare collision makes two replicas look busier, never idler.
 
     Args:
-        path: the file; made when it is not there.
+        path: the file; made when it is not there. Limits per minute are in another one beside it.
         workers: how many processes there are; a restart may have as many again for a while.
+
+    Attributes:
+        limits: what keys may still ask for over all processes; None: their file cannot be used.
 
     Raises:
         OSError: the file cannot be used.
@@ -48,6 +55,11 @@ class Shared:
             self._cells[at] = 0
         self._others = [row for row in rows if row != self._index]
         self._columns: dict[str, int] = {}
+        self.limits: Limits | None = None
+        try:
+            self.limits = Limits(path.with_suffix(".limits"), self._index, len(rows))
+        except OSError as error:
+            _LOG.warning("limits per minute are divided evenly: `%s` cannot be used: %s", path, error)
 
     def add(self, replica_id: str, count: int) -> None:
         """This process has begun or ended a request."""
@@ -74,6 +86,8 @@ class Shared:
 
     def close(self) -> None:
         """Let the file go."""
+        if self.limits is not None:
+            self.limits.close()
         self._cells.release()
         self._map.close()
         os.close(self._file)

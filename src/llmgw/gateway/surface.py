@@ -11,6 +11,7 @@ import msgspec
 from llmgw.domain.routing import RouteKey, RouteModel
 from llmgw.gateway import errors
 from llmgw.gateway.errors import Answer, RequestRefused, refuse
+from llmgw.gateway.forms import FORM_PATHS, boundary_of
 from llmgw.gateway.head import RequestHead
 from llmgw.gateway.keys import forbidden, may_use
 from llmgw.gateway.stats import prometheus
@@ -37,7 +38,7 @@ def aim(plane: Plane, head: RequestHead) -> tuple[Goal | Answer, RouteKey | None
     """Decide by the head alone: an answer of our own, or where the request goes; and whose key it carries.
 
     Raises:
-        RequestRefused: 401, 404, 405.
+        RequestRefused: 400 (a form without a valid boundary), 401, 404, 405.
     """
     path = head.path
     if path.startswith("/v1/") or path == "/v1":
@@ -53,6 +54,8 @@ def aim(plane: Plane, head: RequestHead) -> tuple[Goal | Answer, RouteKey | None
         if path in CORE or path in plane.balance.paths:
             if head.method != "POST":
                 raise _method(head, "POST")
+            if path in FORM_PATHS:
+                head.boundary = boundary_of(head.content_type)
             return Goal.MODEL, key
         raise RequestRefused(_unknown_path(plane, head))
     if path == "/healthz":
