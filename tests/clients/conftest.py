@@ -9,33 +9,17 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from attrs import frozen
 
 from llmgw.domain.routing import RouteKey
 from llmgw.providers.llamacpp import LlamaCpp
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "gateway"))
-from gateway_fakes import Gateway, fetch, free_port, gateway, model, replica, wait_for
+from gateway_fakes import Gateway, gateway, model, replica
+from real_engines import Llama, end, start_llama
 
 KEY = "sk-llmgw-clients-0123456789abcdef"
 DIGEST = hashlib.sha256(KEY.encode()).hexdigest()
 PATHS = LlamaCpp.capabilities.endpoints
-
-
-@frozen
-class Llama:
-    """A real engine."""
-
-    port: int
-
-    def busy(self) -> int:
-        import json
-
-        return sum(slot["is_processing"] for slot in json.loads(fetch(self.port, "GET", "/slots")[2]))
-
-    def counter(self, name: str) -> float:
-        text = fetch(self.port, "GET", "/metrics")[2].decode()
-        return sum(float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if line.startswith(f"llamacpp:{name} "))
 
 
 @pytest.fixture(scope="session")
@@ -44,27 +28,13 @@ def llama(real_engine_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> It
     running: list[subprocess.Popen[bytes]] = []
 
     def start(gguf: Path, *flags: str) -> Llama:
-        port = free_port()
-        argv = [str(real_engine_dir / "llama-server"), "-m", str(gguf), "--host", "127.0.0.1", "--port", str(port)]
-        argv += ["-c", "2048", "--metrics", "--no-ui", "--offline", "--sse-ping-interval", "2", "--jinja", *flags]
-        log = (tmp_path_factory.mktemp("llama") / "log").open("wb")
-        process = subprocess.Popen(argv, stdout=log, stderr=log, env={"GGML_NO_BACKTRACE": "1"})
-        log.close()
+        log = tmp_path_factory.mktemp("llama") / "log"
+        process, made = start_llama(real_engine_dir, gguf, log, "-c", "2048", "--jinja", *flags)
         running.append(process)
-        wait_for(lambda: _healthy(port), "llama-server", 60)
-        return Llama(port)
+        return made
 
     yield start
-    for process in running:
-        process.kill()
-        process.wait()
-
-
-def _healthy(port: int) -> bool:
-    try:
-        return fetch(port, "GET", "/health")[0] == 200
-    except OSError:
-        return False
+    end(running)
 
 
 @pytest.fixture(scope="session")

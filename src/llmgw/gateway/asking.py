@@ -37,7 +37,7 @@ class Asking(Relay):
     Attributes:
         key: whose request it is, None for an anonymous one.
         tokens: what the engine said about tokens, None while it said nothing.
-        events: data events of a stream so far; stands for completion tokens where the answer is `partial`.
+        events: data events of a stream so far; where the answer is `partial`, see `usage.passed_on`.
         ended_at, ended_model: when it ended, and the name under which it is counted.
     """
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from llmgw.gateway.records import Books, Row
 from llmgw.gateway.stats import ModelStats, Stats
+from llmgw.gateway.usage import passed_on
 
 if TYPE_CHECKING:
     from llmgw.gateway.asking import Asking
@@ -68,11 +69,12 @@ def _count(serve: Asking, one: ModelStats, row: Row) -> None:
         one.prompt += prompt
     if serve.partial:
         row.partial_requests += 1
-        row.partial_completion += serve.events
-        one.partial += serve.events
+        made = passed_on(serve.head.path, serve.events, tokens)
+        row.partial_completion += made
+        one.partial += made
     elif completion is not None:
         row.completion += completion
         one.completion += completion
-    elif prompt is None:
+    elif prompt is None and not serve.head.path.endswith("/count_tokens"):
         row.unknown_requests += 1
         one.unknown += 1

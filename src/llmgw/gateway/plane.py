@@ -20,6 +20,7 @@ from llmgw.gateway.settings import Options
 from llmgw.gateway.shared import Shared
 from llmgw.gateway.stats import Stats
 from llmgw.gateway.upstream import Pool
+from llmgw.gateway.usage import passed_on
 
 if TYPE_CHECKING:
     from llmgw.gateway.protocol import Client
@@ -78,7 +79,7 @@ class Plane:
         if key is not None and key.tpm is not None and (serve.status == 200 or serve.partial):
             used = (tokens.prompt or 0) if tokens is not None else 0
             if serve.partial:
-                used += serve.events
+                used += passed_on(serve.head.path, serve.events, tokens)
             elif tokens is not None:
                 used += tokens.completion or 0
             self.keys.spend(key, used)

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from llmgw.gateway.usage import passed_on
+
 if TYPE_CHECKING:
     from llmgw.gateway.asking import Asking
 
@@ -180,7 +182,8 @@ def _line(serve: Asking, epoch: float) -> bytes:
             )
         )
     if serve.partial:
-        completion = serve.events
+        # nothing passed on is not known to be nothing made
+        completion = passed_on(serve.head.path, serve.events, tokens) or None
     first = serve.first_at
     return (
         b'{"time":%d.%03d,"id":"%b",%b%b","status":%d,"retries":%d,"queue_ms":%d,"first_ms":%b,"ms":%d,"prompt":%b,'

@@ -25,6 +25,7 @@ class Serve(Asking):
     _reply: Reply | None = None
     _stats: ModelStats | None = None
     _cut = b""
+    _half = b""
 
     def on_whole(self, upstream: Upstream, reply: Reply, body: bytes) -> None:
         """The usual end of a request that is no stream: in one piece, out in one piece."""
@@ -66,7 +67,7 @@ class Serve(Asking):
         now = self.last = self.plane.now()
         framed = upstream.framed
         if data:
-            if b'"usage"' in data or self._cut or (self._strip and not data.endswith(_EVENT_END)):
+            if b'"usage"' in data or self._cut or not (self._clean and data.endswith(_EVENT_END)):
                 data, framed = self._look(deframe(data) if framed else data, ended), False
             elif framed:
                 self._clean = data.endswith(_EVENT_END)
@@ -165,8 +166,13 @@ class Serve(Asking):
                 end = 0
             if len(body) - end <= _CUT_LIMIT:
                 body, self._cut = body[:end], body[end:]
-        if b'"usage"' in body:
-            self._read_usage(body)
+        seen = body
+        if not self._strip:
+            # a chunk may come in two reads, with a part of the usage in each
+            seen = self._half + body
+            self._half = seen[seen.rfind(b"\n\n") + 1 :][-_CUT_LIMIT:]
+        if b'"usage"' in seen:
+            self._read_usage(seen)
             if self._strip:
                 body = strip_usage(body)
         if body:

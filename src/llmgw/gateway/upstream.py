@@ -14,6 +14,7 @@ from llmgw.gateway.reply import HEAD_LIMIT, TOO_LARGE, AnswerBroken, Replies, Re
 from llmgw.gateway.settings import Options
 
 _READ = 64 << 10
+_REST_S = 0.5
 
 
 class Receiver(Protocol):
@@ -228,13 +229,20 @@ class Upstream(asyncio.Protocol):
 
 
 class Pool:
-    """Idle connections by address, the last used first, and the making of new ones."""
+    """Idle connections by address, the last used first, and the making of new ones.
+
+    llama-server announces keep-alive and closes the connection after every answer in chunks, some microseconds after
+    its end. A request sent in between would be lost, so such a connection rests first; an address whose connections
+    outlive that is steady, and its connections are used again at once.
+    """
 
     def __init__(self, options: Options, now: Callable[[], float]) -> None:
         self._options = options
         self._now = now
         self._idle: dict[tuple[str, int], list[Upstream]] = {}
         self._replies = Replies()
+        self._resting: dict[Upstream, None] = {}
+        self._steady: set[tuple[str, int]] = set()
 
     def take(self, address: tuple[str, int], now: float) -> Upstream | None:
         """An idle connection that is certainly still open, so that no request is lost to a closed one."""
@@ -258,6 +266,12 @@ class Pool:
         if upstream.paused:
             upstream.resume()
         upstream.idle_since = now
+        if upstream.framed and upstream.address not in self._steady:
+            self._resting[upstream] = None
+            return
+        self._keep(upstream)
+
+    def _keep(self, upstream: Upstream) -> None:
         idle = self._idle.get(upstream.address)
         if idle is None:
             idle = self._idle[upstream.address] = []
@@ -309,7 +323,19 @@ class Pool:
 
     def sweep(self) -> None:
         """Close what has been idle too long: the engine's own server is about to do the same."""
-        oldest = self._now() - self._options.pool_idle_s
+        now = self._now()
+        while self._resting:
+            upstream = next(iter(self._resting))
+            if upstream.idle_since > now - _REST_S:
+                break
+            del self._resting[upstream]
+            if upstream.alive():
+                self._steady.add(upstream.address)
+                upstream.idle_since = now
+                self._keep(upstream)
+            else:
+                upstream.abort()
+        oldest = now - self._options.pool_idle_s
         for address, idle in list(self._idle.items()):
             while idle and idle[0].idle_since < oldest:
                 idle.pop(0).abort()
@@ -318,6 +344,8 @@ class Pool:
 
     def close(self) -> None:
         """Close every idle connection."""
+        while self._resting:
+            self._resting.popitem()[0].abort()
         for idle in self._idle.values():
             while idle:
                 idle.pop().abort()
@@ -330,9 +358,12 @@ class Pool:
         return upstream
 
     def _forget(self, upstream: Upstream) -> None:
+        self._resting.pop(upstream, None)
         idle = self._idle.get(upstream.address)
         if idle and upstream in idle:
+            # closed by the engine while nothing was asked
             idle.remove(upstream)
+            self._steady.discard(upstream.address)
 
 
 async def _resolve(host: str, port: int) -> list[tuple[int, Any]]:

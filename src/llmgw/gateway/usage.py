@@ -9,6 +9,8 @@ import msgspec
 _OBJECT = re.compile(rb'"(?:usage|timings)"[ \t]*:[ \t]*(\{(?:[^{}]|\{[^{}]*\})*\})')
 _EMPTY_CHOICES = re.compile(rb'"choices"[ \t]*:[ \t]*\[[ \t]*\]')
 _OPTIONS = re.compile(rb'"stream_options"')
+# events of a stream before the first that carries a token, as llama-server sends them
+_OPENING = {"/v1/chat/completions": 1, "/v1/messages": 2, "/v1/responses": 4}
 
 
 class _Said(msgspec.Struct, gc=False):
@@ -17,6 +19,8 @@ class _Said(msgspec.Struct, gc=False):
     total_tokens: int | None = None
     input_tokens: int | None = None
     output_tokens: int | None = None
+    cache_read_input_tokens: int | None = None
+    cache_creation_input_tokens: int | None = None
     prompt_n: int | None = None
     predicted_n: int | None = None
     cache_n: int | None = None
@@ -37,6 +41,7 @@ class Tokens:
     def read(self, data: bytes) -> None:
         """Take what `usage` objects (OpenAI, Anthropic) say, and llama.cpp's `timings` where there is no `usage`.
 
+        Prompt tokens are all of the prompt, those found in a cache too: OpenAI's count has them, Anthropic's has not.
         Quotes inside of generated text are escaped, so no text can be taken for a `usage` object.
         """
         at = data.rfind(b'"usage":{')
@@ -58,8 +63,9 @@ class Tokens:
             except (msgspec.DecodeError, RecursionError):
                 continue
             prompt, completion = said.prompt_tokens, said.completion_tokens
-            if prompt is None:
-                prompt = said.input_tokens
+            if prompt is None and said.input_tokens is not None:
+                cached = (said.cache_read_input_tokens or 0) + (said.cache_creation_input_tokens or 0)
+                prompt = said.input_tokens + cached
             if completion is None:
                 completion = said.output_tokens
             if prompt is None and completion is None and said.predicted_n is not None:
@@ -74,6 +80,18 @@ class Tokens:
                     completion = said.total_tokens - prompt
             if completion is not None:
                 self.completion = completion
+
+
+def passed_on(path: str, events: int, tokens: Tokens | None) -> int:
+    """Completion tokens of an answer that broke off: what the engine had said by then, else the events with a token.
+
+    Args:
+        path: the endpoint, such as `/v1/messages`.
+        events: data events passed on, with those before the first token.
+    """
+    if tokens is not None and tokens.completion:
+        return tokens.completion
+    return max(0, events - _OPENING.get(path, 0))
 
 
 class _Options(msgspec.Struct, gc=False):

@@ -73,22 +73,26 @@ class Handler(BaseHTTPRequestHandler):
         else:
             try:
                 with self.engine.one_request(path, dict(self.headers), body), self._slot():
-                    self._generate(path, body)
+                    end = self._generate(path, body)
+                # the slot is free when the client learns of the end, as a real engine's is
+                self.wfile.write(end)
             except (ClientGoneError, OSError):
                 self.close_connection = True
 
     # -- answers
 
-    def _generate(self, path: str, body: dict[str, Any]) -> None:
+    def _generate(self, path: str, body: dict[str, Any]) -> bytes:
+        """Answers; returns the last bytes of the answer."""
         if path == "/v1/embeddings":
             self._embeddings(body)
-            return
+            return b""
         wanted = body.get("max_tokens") or body.get("max_completion_tokens")
         count = wanted if isinstance(wanted, int) and wanted > 0 else self.engine.args.tokens
         if body.get("stream"):
             self._stream(path, body, count)
-        else:
-            self._whole(path, body, count)
+            return b"0\r\n\r\n"
+        self._whole(path, body, count)
+        return b""
 
     def _whole(self, path: str, body: dict[str, Any], count: int) -> None:
         began = time.monotonic()
@@ -134,7 +138,6 @@ class Handler(BaseHTTPRequestHandler):
         if isinstance(options, dict) and options.get("include_usage"):
             self._event({**base, "choices": [], **_usage(body, count, began)})
         self._chunk(b"data: [DONE]\n\n")
-        self._chunk(b"")
 
     def _embeddings(self, body: dict[str, Any]) -> None:
         given = body.get("input", "")

@@ -1,0 +1,1 @@
+"""The two runs of `scripts/usage_gateway`."""
