@@ -22,6 +22,8 @@ from time import monotonic
 from typing import Any
 
 _LOG = logging.getLogger("llmgw.gateway")
+from llmgw.gateway.tls import FrontProtocol
+
 _BATCH = 64
 _MERGED = 64 << 10
 
@@ -199,3 +201,9 @@ def new_loop() -> asyncio.AbstractEventLoop:
     selector = DirectSelector()
     selector.loop = loop = _Loop(selector)
     return loop
+    def _make_ssl_transport(self, rawsock: Any, protocol: Any, sslcontext: Any, waiter: Any = None, **more: Any) -> Any:
+        extra, server = more.pop("extra", None), more.pop("server", None)
+        tls = FrontProtocol(self, protocol, sslcontext, waiter, **more)
+        _SocketTransport(self, rawsock, tls, extra=extra, server=server)
+        return tls.app_transport
+

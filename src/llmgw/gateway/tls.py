@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import ssl
+from asyncio import sslproto
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,35 @@ from llmgw.domain.identity import read_role_uri
 from llmgw.errors import TlsError
 
 _LOG = logging.getLogger("llmgw.gateway")
+
+
+class FrontProtocol(sslproto.SSLProtocol):
+    """asyncio's, with a buffer of one record instead of 256 KiB per connection.
+
+    A handshake that fails leaves a cycle of its exception, frames and this behind until the garbage collector comes; a
+    port that is only looked at (health checks, scans) must not cost memory, so what is large is given back at once.
+    """
+
+    max_size = 16 << 10
+
+    @property
+    def app_transport(self) -> Any:
+        """What the connection's own protocol writes to."""
+        return self._app_transport
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """See `asyncio.Protocol.connection_lost`."""
+        super().connection_lost(exc)
+        me: Any = self
+        me._ssl_buffer = bytearray()
+        me._ssl_buffer_view = memoryview(me._ssl_buffer)
+        me._sslobj = None
+        me._extra.clear()
+
+    def _wakeup_waiter(self, exc: BaseException | None = None) -> None:
+        if exc is not None:
+            exc.__traceback__ = None
+        super()._wakeup_waiter(exc)
 
 
 @frozen
