@@ -195,15 +195,15 @@ class _Loop(asyncio.SelectorEventLoop):
     ) -> Any:
         return DirectTransport(self, sock, protocol, waiter, extra, server)
 
-
-def new_loop() -> asyncio.AbstractEventLoop:
-    """The loop for `asyncio.Runner`."""
-    selector = DirectSelector()
-    selector.loop = loop = _Loop(selector)
-    return loop
     def _make_ssl_transport(self, rawsock: Any, protocol: Any, sslcontext: Any, waiter: Any = None, **more: Any) -> Any:
         extra, server = more.pop("extra", None), more.pop("server", None)
         tls = FrontProtocol(self, protocol, sslcontext, waiter, **more)
         _SocketTransport(self, rawsock, tls, extra=extra, server=server)
         return tls.app_transport
 
+
+def new_loop() -> asyncio.AbstractEventLoop:
+    """The loop for `asyncio.Runner`."""
+    selector = DirectSelector()
+    selector.loop = loop = _Loop(selector)
+    return loop
