@@ -8,6 +8,7 @@ it finds in its cache.
 2. With one in six broken off by its client: each request's line in the access log is compared with what was asked.
    What the engines made beyond the whole answers is what they made for the broken-off ones: at least what those had
    passed on, at most what they had asked for.
+3. Streams of a slow model, each broken off: what the engine made beyond what was passed on is what was on its way.
 """
 
 from __future__ import annotations
@@ -38,6 +39,9 @@ BROKEN_OF_THE_REST = 1 / 6
 SAID = ("say it", "what will the rain do to the hill", "how can the bird and the sand be one", "no")
 SYSTEM = "you are like the wind " * 8
 TOO_LONG = "word " * 5000
+MOST_ON_THEIR_WAY = 8
+# events between the last token and the usage: who goes in between leaves them counted as tokens
+CLOSING = {"/v1/chat/completions": 1, "/v1/messages": 1, "/v1/responses": 3}
 PATHS = LlamaCpp.capabilities.endpoints
 
 
@@ -78,7 +82,7 @@ def make(dice: random.Random, number: int, breaking: bool) -> Asked:
     if breaking:
         # at once, at the first event, in the middle, close to the end
         breaks = dice.choice((0, 1, 1, 4, 4, 12, 12, 30))
-        tokens = 40
+        tokens = 120
     messages = [{"role": "user", "content": said}]
     if dice.random() < 0.3:
         messages = [{"role": "system", "content": SYSTEM}, *messages]
@@ -167,15 +171,17 @@ def client(made: Gateway, wanted: list[Asked], seen: dict[str, Seen]) -> None:
     connection.close()
 
 
-def phase(made: Gateway, wanted: list[Asked], log_path: Path) -> tuple[dict[str, Seen], dict[str, Any]]:
+def phase(
+    made: Gateway, wanted: list[Asked], log_path: Path, threads: int = THREADS
+) -> tuple[dict[str, Seen], dict[str, Any]]:
     """Send them all; returns what the clients saw and the lines of the access log, by request."""
     seen: dict[str, Seen] = {}
-    parts = [wanted[i::THREADS] for i in range(THREADS)]
-    threads = [threading.Thread(target=client, args=(made, part, seen)) for part in parts]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    parts = [wanted[i::threads] for i in range(threads)]
+    clients = [threading.Thread(target=client, args=(made, part, seen)) for part in parts]
+    for each in clients:
+        each.start()
+    for each in clients:
+        each.join()
     assert set(seen) == {asked.id for asked in wanted}, "a client ended early"
     ids = {asked.id for asked in wanted}
 
@@ -289,7 +295,7 @@ def with_broken(
             kinds["queued"] += 1
             continue
         else:
-            assert line["completion"] is None or 0 < line["completion"] <= asked.tokens, (asked, line)
+            assert 0 < (line["completion"] or 1) <= asked.tokens + CLOSING.get(asked.path, 0), (asked, line)
             log.broken += 1
             log.partial += line["completion"] or 0
             kinds["unheard"] += line["completion"] is None
@@ -313,6 +319,25 @@ def with_broken(
     )
 
 
+def on_their_way(made: Gateway, count: int, log_path: Path, books: Books) -> str:
+    """The third phase, one stream after the other; returns words."""
+    dice = random.Random(count)
+    wanted = []
+    for i in range(count):
+        body = {"messages": [{"role": "user", "content": dice.choice(SAID)}], "max_tokens": 400, "stream": True}
+        path = dice.choice(("/v1/chat/completions", "/v1/messages"))
+        wanted.append(Asked(f"w{i}", KEYS[0], path, body | {"model": "slow"}, 400, dice.randint(2, 12)))
+    _, lines = phase(made, wanted, log_path, threads=1)
+    rows, (_, predicted) = books.look(lines)
+    assert (rows.requests, rows.broken, rows.completion) == (count, count, 0), rows
+    more = predicted - rows.partial
+    assert 0 <= more <= count * MOST_ON_THEIR_WAY, (predicted, rows)
+    return (
+        f"{count} streams of a slow model, each broken off: {rows.partial} tokens passed on, {predicted} made by the "
+        f"engine, {more / count:.1f} a stream on their way"
+    )
+
+
 def run(requests: int, assets: Path) -> str:
     """Send that many, compare, and say what was found; AssertionError where it differs."""
     dice = random.Random(requests)
@@ -329,7 +354,12 @@ def run(requests: int, assets: Path) -> str:
         try:
             engines = []
             for i, (gguf, *flags) in enumerate(
-                (("tiny.gguf", "--jinja"), ("tiny.gguf", "--jinja"), ("tiny-embedding.gguf", "--embeddings"))
+                (
+                    ("tiny.gguf", "--jinja"),
+                    ("tiny.gguf", "--jinja"),
+                    ("tiny-embedding.gguf", "--embeddings"),
+                    ("slow.gguf", "--jinja"),
+                )
             ):
                 flags += ["-c", "8192", "-np", "4", "-t", "1", "--cache-ram", "0"]
                 process, engine = start_llama(assets / "llama-b1", assets / gguf, work / f"engine-{i}.log", *flags)
@@ -341,6 +371,7 @@ def run(requests: int, assets: Path) -> str:
                 made.routes(
                     model(*chat, name="chat", endpoints=PATHS),
                     model(replica(engines[2].port, "embed#0"), name="embed", endpoints=PATHS),
+                    model(replica(engines[3].port, "slow#0"), name="slow", endpoints=PATHS),
                     keys=keys,
                     required=True,
                 )
@@ -350,10 +381,11 @@ def run(requests: int, assets: Path) -> str:
                 words, shapes = whole_only(first, seen, lines, books)
                 seen, lines = phase(made, second, log_path)
                 more = with_broken(second, seen, lines, books, shapes)
+                last = on_their_way(made, max(8, requests // 200), log_path, books)
         finally:
             end(running)
     took = time.monotonic() - began
-    return f"real llama-servers, {len(first) + len(second)} requests in {took:.0f} s\n  {words}\n  {more}"
+    return f"real llama-servers, {len(first) + len(second)} requests in {took:.0f} s\n  {words}\n  {more}\n  {last}"
 
 
 def _each_shape(wanted: list[Asked]) -> list[Asked]:

@@ -87,7 +87,8 @@ def passed_on(path: str, events: int, tokens: Tokens | None) -> int:
 
     Args:
         path: the endpoint, such as `/v1/messages`.
-        events: data events passed on, with those before the first token.
+        events: data events passed on, with those before the first token. One to three after the last token and before
+            the engine's own count, of an answer that breaks off just there, are counted as tokens.
     """
     if tokens is not None and tokens.completion:
         return tokens.completion
