@@ -39,13 +39,19 @@ def draw(data: dict[str, Any], look: Look) -> list[str]:
             ", ".join(key.get("models") or ()) or "all",
             _limit(key.get("rpm")),
             _limit(key.get("tpm")),
-            look.until(key.get("expires")) or "never",
+            _end(key.get("expires"), look),
         ]
         for key in data.get("keys") or ()
     ]
     if not rows:
         return ["no key: make one with `llmgw ctl keys create NAME`"]
     return render(["KEY", "AGE", "MODELS", "RPM", "TPM", "EXPIRES"], rows, columns=look.columns, colour=look.colour)
+
+
+def _end(expires: Any, look: Look) -> Cell:
+    if isinstance(expires, int | float) and expires <= look.now:
+        return Cell(f"expired {look.ago(expires)} ago", "red")
+    return Cell(look.until(expires) or "never")
 
 
 def _limit(value: Any) -> str:
@@ -72,12 +78,29 @@ def create(
         limits["tpm"] = tpm
     if expires is not None:
         limits["expires"] = session.clock.now() + parse_duration(expires)
+    warnings = _useless(session.client().get("profiles"), allowed) if allowed else []
     made = session.client().post("keys", body={"name": name, "models": allowed, **limits})
     key = made.get("key")
     if not isinstance(key, str) or not key:
         raise ApiError(f"the server made no key for `{name}`", hint="look with `llmgw ctl keys list`")
     click.echo(escape(key))
     click.echo(f"key `{escape(name)}` was made; it is not shown again", err=True)
+    for words in warnings:
+        click.echo(f"warning: {escape(words)}", err=True)
+
+
+def _useless(data: dict[str, Any], allowed: list[str]) -> list[str]:
+    """What is to be said about models this key is limited to and that nobody serves under that name."""
+    profiles = [entry.get("profile") or {} for entry in data.get("profiles") or ()]
+    names = {profile.get("name") for profile in profiles}
+    aliases = {alias: profile.get("name") for profile in profiles for alias in profile.get("aliases") or ()}
+    return [
+        f"`{model}` is an alias of `{aliases[model]}`: a key is limited by the model's own name"
+        if model in aliases
+        else f"there is no profile `{model}`: the key opens nothing by it until there is one"
+        for model in allowed
+        if model not in names
+    ]
 
 
 @keys.command()

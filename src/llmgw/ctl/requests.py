@@ -7,60 +7,116 @@ from typing import Any
 
 import click
 
+from llmgw.ctl.output import Look, as_text, look, output_option
 from llmgw.ctl.session import Session, connection
+from llmgw.ctl.tables import Cell, render, shown
 from llmgw.ctl.text import escape
+from llmgw.errors import LlmgwError
 
 _PAUSE_S = 1.0
+_FIRST_S = 1.5
 
 
 @click.command()
-@click.option("-f", "--follow", is_flag=True, help="Go on: a line for every request that ends, until Ctrl-C.")
+@click.option("-f", "--follow", is_flag=True, help="Go on until Ctrl-C: a line when a request is seen, and at its end.")
+@output_option
 @connection
 @click.pass_obj
-def requests(session: Session, follow: bool) -> None:
-    """Show the requests under way; with -f every request as it ends. Never prompts, answers or keys."""
+def requests(session: Session, follow: bool, output: str) -> None:
+    """Show the requests under way; with -f also every request as it ends. Never prompts, answers or keys."""
     data = session.client().get("requests")
-    if not follow:
-        # the gateways tell only while somebody looks: the second look sees what the first one asked for
-        session.clock.wait(threading.Event(), 1.5)
-        data = session.client().get("requests")
-        for item in _objects(data, "open"):
-            click.echo(_open(item))
-        if not data.get("open"):
-            click.echo("no request is under way", err=True)
-        return
-    after = data.get("seq", 0)
+    if follow:
+        try:
+            _follow(session, data.get("seq", 0), output)
+        except KeyboardInterrupt:
+            return
+    # the gateways tell only while somebody looks: the second look sees what the first one asked for
+    session.clock.wait(threading.Event(), _FIRST_S)
+    data = {"open": _objects(session.client().get("requests"), "open")}
+    click.echo(as_text(data, output, draw, look(output, session.clock.now())))
+
+
+def draw(data: dict[str, Any], how: Look) -> list[str]:
+    """The table: a row per request under way."""
+    rows: list[list[Cell | str | None]] = [
+        [
+            _raw(item, "id"),
+            _raw(item, "key"),
+            _raw(item, "model"),
+            _where(item),
+            f"{_raw(item, 'ms')} ms",
+            _raw(item, "events"),
+        ]
+        for item in _objects(data, "open")
+    ]
+    if not rows:
+        return ["no request is under way"]
+    heads = ["REQUEST", "KEY", "MODEL", "WHERE", "FOR", "EVENTS"]
+    return render(heads, rows, columns=how.columns, colour=how.colour)
+
+
+def _follow(session: Session, after: int, output: str) -> None:
+    """Print a line per request that is seen under way, goes from the queue to a replica, or has ended."""
+    seen: dict[str, str] = {}
+    said, never = "", threading.Event()
     while True:
-        session.clock.wait(threading.Event(), _PAUSE_S)
-        data = session.client().get("requests", query=f"after={after}")
+        session.clock.wait(never, _PAUSE_S)
+        try:
+            data = session.client().get("requests", query=f"after={after}")
+            if data.get("seq", after) < after:  # another server process: it counts from the beginning
+                data = session.client().get("requests")
+            said = ""
+        except LlmgwError as error:
+            if error.words() != said:
+                said = error.words()
+                click.echo(f"error: {escape(said)}", err=True)
+            continue
         after = data.get("seq", after)
+        under_way = {}
+        for item in _objects(data, "open"):
+            name = _raw(item, "id")
+            under_way[name] = _where(item)
+            if seen.get(name) != under_way[name]:
+                click.echo(_line(item, output, "open", _open(item)))
+        seen = under_way
         for item in _objects(data, "ended"):
-            click.echo(_ended(item))
+            click.echo(_line(item, output, "ended", _ended(item)))
+
+
+def _line(item: dict[str, Any], output: str, kind: str, words: str) -> str:
+    if output in ("table", "wide"):
+        return words
+    return as_text({"kind": kind, **item}, output, draw, look(output, 0.0))
 
 
 def _objects(data: dict[str, Any], name: str) -> list[dict[str, Any]]:
     return [item for item in data.get(name) or () if isinstance(item, dict)]
 
 
+def _where(item: dict[str, Any]) -> str:
+    return f"{_raw(item, 'replica')} on {_raw(item, 'node')}" if item.get("replica") else "queued"
+
+
 def _open(item: dict[str, Any]) -> str:
-    where = f"{_said(item, 'replica')} on {_said(item, 'node')}" if item.get("replica") else "queued"
-    return (
-        f"{_said(item, 'id')}  {_said(item, 'key')}  {_said(item, 'model')}  {where}  {_said(item, 'ms')} ms  "
-        f"{_said(item, 'events')} events"
+    return escape(
+        f"open  {_raw(item, 'id')}  {_raw(item, 'key')}  {_raw(item, 'model')}  {_where(item)}  "
+        f"{_raw(item, 'ms')} ms, {_raw(item, 'events')} events so far"
     )
 
 
 def _ended(item: dict[str, Any]) -> str:
-    tokens = f"{_said(item, 'prompt')}+{_said(item, 'completion')} tokens"
+    counts = [item.get("prompt"), item.get("completion")]
+    tokens = "+".join(map(shown, counts)) + " tokens" if counts != [None, None] else "tokens not told"
     if item.get("partial"):
         tokens += " (broken off)"
-    return (
-        f"{_said(item, 'status')}  {_said(item, 'id')}  {_said(item, 'key')}  {_said(item, 'model')}  "
-        f"{_said(item, 'replica')} on {_said(item, 'node')} ({_said(item, 'why') or '-'})  {_said(item, 'ms')} ms, "
-        f"queued {_said(item, 'queue_ms')} ms  {tokens}"
+    where = f"{_raw(item, 'replica')} on {_raw(item, 'node')} ({_raw(item, 'why') or '-'})"
+    return escape(
+        f"{_raw(item, 'status')}   {_raw(item, 'id')}  {_raw(item, 'key')}  {_raw(item, 'model')}  "
+        f"{where if item.get('replica') else 'no replica was asked'}  {_raw(item, 'ms')} ms, "
+        f"queued {_raw(item, 'queue_ms')} ms  {tokens}"
     )
 
 
-def _said(item: dict[str, Any], name: str) -> str:
+def _raw(item: dict[str, Any], name: str) -> str:
     value = item.get(name)
-    return "-" if value is None else escape(str(value))
+    return "-" if value is None else str(value)

@@ -24,7 +24,11 @@ _BY = ("key", "model", "day")
 def usage(
     session: Session, by: tuple[str, ...], since: str | None, until: str | None, output: str, watch: bool
 ) -> None:
-    """Show requests and tokens as the engines counted them; PARTIAL is what broken-off answers had sent."""
+    """Show requests and tokens, as the engines counted them.
+
+    BROKEN OFF: answers that a client or an engine ended early, and PARTIAL the tokens they had sent by then, which are
+    not in COMPLETION. UNKNOWN: answers whose engine told no tokens.
+    """
     asked = [f"by={','.join(dict.fromkeys(by)) or 'key,model'}"]
     asked += [f"{name}={value}" for name, value in (("since", since), ("until", until)) if value]
     listing(session, output, watch, lambda: session.client().get("usage", query="&".join(asked)), draw)
