@@ -212,7 +212,7 @@ class Balance:
         """A connection to the replica failed: pass it over for 1 s, 2 s, 4 s … 60 s."""
         sick = self.sick.setdefault(replica.replica_id, _Sick(replica.host, replica.port))
         sick.fails += 1
-        pause = min(_EJECT_MAX_S, 2.0 ** (sick.fails - 1))
+        pause = min(_EJECT_MAX_S, 2.0 ** min(sick.fails - 1, 10))
         sick.until = self._now() + pause
         self.ejections += 1
         _LOG.warning("replica `%s` is passed over for %g s: %s", replica.replica_id, pause, words)

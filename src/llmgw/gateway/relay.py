@@ -7,6 +7,7 @@ engine cannot confuse a client's parser.
 from __future__ import annotations
 
 import asyncio
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from llmgw.gateway.plane import Plane
     from llmgw.gateway.protocol import Client
 
+_LOG = logging.getLogger("llmgw.gateway")
 _HOLD_LIMIT = 256 << 10
 _END = b"0\r\n\r\n"
 
@@ -235,3 +237,12 @@ class Relay(ABC):
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         self._task = asyncio.get_running_loop().create_task(work)
+        self._task.add_done_callback(self._spawned)
+
+    def _spawned(self, task: asyncio.Task[None]) -> None:
+        """A fault of ours must not leave a client waiting for ever."""
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            _LOG.error("request `%s` could not be handled", self.request_id.decode("ascii"), exc_info=error)
+            if not self._ended:
+                self._fail(refuse(500, "the gateway failed; its log says why", kind="server_error", code="internal"))

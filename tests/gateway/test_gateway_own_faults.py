@@ -1,0 +1,55 @@
+"""A fault of the gateway itself is an answer too, and what goes wrong very often goes on being handled."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from gateway_fakes import replica
+
+from llmgw.gateway.balance import Balance
+from llmgw.gateway.errors import Answer
+from llmgw.gateway.relay import Relay
+from llmgw.gateway.settings import Options
+
+
+def test_a_replica_that_has_failed_thousands_of_times_in_a_row_is_passed_over_for_a_minute_at_most() -> None:
+    now = [0.0]
+    balance = Balance(Options(), lambda: now[0])
+    for _ in range(5000):
+        balance.failed(replica(1), "it cannot be reached")
+    assert balance.sick["m#0"].until == 60.0
+
+
+class _Relay(Relay):
+    def _on_head(self, upstream: Any, reply: Any) -> None: ...
+
+    def _lines(self) -> bytes:
+        return b""
+
+
+def test_a_client_is_answered_when_the_way_to_an_engine_fails_by_a_fault(caplog: pytest.LogCaptureFixture) -> None:
+    answers: list[Answer] = []
+    plane: Any = SimpleNamespace(now=lambda: 0.0, active=set())
+    client: Any = SimpleNamespace(answer=answers.append)
+
+    async def fails() -> None:
+        raise RuntimeError("nobody thought of this")
+
+    async def main() -> None:
+        relay = _Relay(plane, client, None, b"id-1", b"")  # type: ignore[arg-type]
+        relay._spawn(fails())
+        while not answers:
+            await asyncio.sleep(0)
+
+    with caplog.at_level(logging.ERROR):
+        asyncio.run(asyncio.wait_for(main(), 10))
+    assert answers[0].status == 500
+    assert json.loads(answers[0].body)["error"]["code"] == "internal"
+    assert not plane.active
+    assert "`id-1` could not be handled" in caplog.text
+    assert "nobody thought of this" in caplog.text
