@@ -218,8 +218,10 @@ def test_slow_readers_and_a_stopped_engine_delay_nobody(start: Callable[..., Gat
             sock.connect(("127.0.0.1", made.port))
             sock.sendall(post("/v1/chat/completions", ask("slow", stream=True)))
             slow.append(sock)
+        for sock in slow:
+            assert sock.recv(1)  # all stand
         took = []
-        read_at = 0.0
+        read_at = time.monotonic()
         until = time.monotonic() + 4
         while time.monotonic() < until:
             if time.monotonic() - read_at >= 1:

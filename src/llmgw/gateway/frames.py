@@ -61,6 +61,10 @@ class Frames:
                     return data
         return self._walk(self._rest + data if self._rest else data)
 
+    def idle(self) -> bool:
+        """Whether the next byte begins a chunk."""
+        return not (self._need or self._rest or self._closing) and self._trailers < 0
+
     def _walk(self, buf: bytes) -> bytes:
         out: list[bytes] = []
         pos, total = 0, len(buf)

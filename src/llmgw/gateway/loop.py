@@ -18,12 +18,13 @@ import logging
 import selectors
 from asyncio import selector_events
 from collections.abc import Callable
+from os import read, write
 from time import monotonic
 from typing import Any
 
-_LOG = logging.getLogger("llmgw.gateway")
 from llmgw.gateway.tls import FrontProtocol
 
+_LOG = logging.getLogger("llmgw.gateway")
 _BATCH = 64
 _MERGED = 64 << 10
 
@@ -40,7 +41,7 @@ class DirectSelector(selectors.EpollSelector):
         poll = me._selector.poll
         keys: dict[int, selectors.SelectorKey] = me._fd_to_key
         rest: list[tuple[selectors.SelectorKey, int]] = []
-        direct = loop.direct
+        readers = loop.readers
         timers = len(loop._scheduled)
         until = None if timeout is None else monotonic() + timeout
         wait = -1.0 if timeout is None else max(0.0, timeout)
@@ -52,7 +53,7 @@ class DirectSelector(selectors.EpollSelector):
             loop.batching = True
             try:
                 for fd, event in events:
-                    if event == _READABLE and (ready := direct.get(fd)) is not None:
+                    if event == _READABLE and (ready := readers[fd]) is not None:
                         ready()
                         continue
                     key = keys.get(fd)
@@ -112,7 +113,7 @@ class DirectTransport(_SocketTransport):  # type: ignore[misc]
                 self.write(data)
                 return
             try:
-                sent = self._sock.send(data)
+                sent = write(self._sock_fd, data)
             except OSError:
                 sent = 0  # the standard way meets the same error and knows what to do
             if sent == len(data):
@@ -149,7 +150,7 @@ class DirectTransport(_SocketTransport):  # type: ignore[misc]
         if self._conn_lost:
             return
         try:
-            data = self._sock.recv(self.max_size)
+            data = read(self._sock_fd, self.max_size)
         except (BlockingIOError, InterruptedError):
             return
         except OSError as error:
@@ -168,17 +169,20 @@ class _Loop(asyncio.SelectorEventLoop):
     batching = False
 
     def __init__(self, selector: Any) -> None:
-        self.direct: dict[int, Callable[[], None]] = {}
+        self.readers: list[Callable[[], None] | None] = [None] * 64
         self.unsent: dict[DirectTransport, bytes] = {}
         super().__init__(selector)
 
     def _add_reader(self, fd: int, callback: Any, *args: Any) -> Any:
-        if not args and getattr(callback, "__func__", None) is DirectTransport._read_ready:
-            self.direct[fd] = callback
+        while fd >= len(self.readers):
+            self.readers += [None] * len(self.readers)
+        direct = not args and getattr(callback, "__func__", None) is DirectTransport._read_ready
+        self.readers[fd] = callback if direct else None
         return super()._add_reader(fd, callback, *args)  # type: ignore[misc]
 
     def _remove_reader(self, fd: int) -> Any:
-        self.direct.pop(fd, None)
+        if fd < len(self.readers):
+            self.readers[fd] = None
         return super()._remove_reader(fd)  # type: ignore[misc]
 
     def send_all(self) -> None:
@@ -186,9 +190,14 @@ class _Loop(asyncio.SelectorEventLoop):
         unsent, self.unsent = self.unsent, {}
         for transport, data in unsent.items():
             try:
-                transport.write(data)
-            except Exception:
-                _LOG.exception("an answer could not be written")
+                sent = write(transport._sock_fd, data)
+            except OSError:
+                sent = 0
+            if sent != len(data):
+                try:
+                    transport.write(data[sent:])
+                except Exception:
+                    _LOG.exception("an answer could not be written")
 
     def _make_socket_transport(
         self, sock: Any, protocol: Any, waiter: Any = None, *, extra: Any = None, server: Any = None

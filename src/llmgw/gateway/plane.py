@@ -95,6 +95,8 @@ class Plane:
         for client in list(self.clients):
             client.check(now)
         self.ledger.settle()
+        for one in self.stats.models.values():
+            one.gap.settle()
         self.books.turn()
         self._sweeps += 1
         if self.shared is not None and self._sweeps % 10 == 0:
@@ -136,6 +138,8 @@ class Plane:
     def _open(self) -> list[dict[str, Any]]:
         now = self.now()
         serves = [relay for relay in self.active if isinstance(relay, Serve)][:_OPEN_MAX]
+        for serve in serves:
+            serve.fold()
         return [
             {
                 "id": serve.request_id.decode("ascii"),

@@ -104,6 +104,7 @@ class Relay(ABC):
     def pause(self) -> None:
         """The client does not keep up: stop reading upstream."""
         self._paused = True
+        self.last = self.plane.now()
         if self.upstream is not None:
             self.upstream.pause()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from llmgw.gateway import errors
+from llmgw.gateway import errors, pump
 from llmgw.gateway.asking import Asking
 from llmgw.gateway.engine_words import engine_words
 from llmgw.gateway.errors import Answer
@@ -20,10 +20,12 @@ _CUT_LIMIT = 64 << 10
 class Serve(Asking):
     """One request for a model: `Asking`, and the way back of its answer, watched for tokens."""
 
-    _token_at: float | None = None
+    token_at: float | None = None
     _tail = b""
     _reply: Reply | None = None
-    _stats: ModelStats | None = None
+    stats: ModelStats | None = None
+    _pumped = False
+    _pump: pump.Pump | None = None
     _cut = b""
     _half = b""
 
@@ -78,22 +80,37 @@ class Serve(Asking):
                 count = data.count(b"data: {")
                 if count:
                     self.events += count
-                    stats = self._stats
+                    stats = self.stats
                     assert stats is not None
                     if self.first_at is None:
                         self.first_at = now
                         stats.first.add(now - self.began)
-                    elif self._token_at is not None:
-                        stats.gap.add(now - self._token_at)
-                    self._token_at = now
+                    elif self.token_at is not None:
+                        stats.gap.add(now - self.token_at)
+                    self.token_at = now
                 elif not data.startswith(b":") and b"\n:" not in data:
-                    self._token_at = now
+                    self.token_at = now
         if ended or self._prefix or not framed or not self._chunked:
             self._send(data, framed, ended)
             if ended:
                 self._finish()
         elif data:
             self.client.transport.write(data)
+            if not self._pumped and self.token_at is not None:
+                self._pumped = True
+                self._pump = pump.install(self, upstream)
+
+    def usual(self) -> bool:
+        """Whether nothing is held back and nothing half: the next event may pass on the short way (see `pump`)."""
+        upstream = self.upstream
+        if upstream is None or not upstream.between_chunks() or not self._clean or self._cut:
+            return False
+        return not self.client.transport.get_write_buffer_size()
+
+    def fold(self) -> None:
+        """Take over what the pump has counted."""
+        if self._pump is not None:
+            self._pump.fold()
 
     def lost(self, words: str) -> None:
         """The engine broke off: it may be about to fail others too."""
@@ -108,21 +125,30 @@ class Serve(Asking):
     def resume(self) -> None:
         """The client has caught up: its own delay is not the engine's."""
         super().resume()
-        if self._token_at is not None:
-            self._token_at = self.last
+        self.fold()
+        self._pumped, self._pump = False, None
+        if self.token_at is not None:
+            self.token_at = self.last
 
     def check(self, now: float) -> None:
         """Judge the deadlines of a stream's tokens, then the common ones."""
+        self.fold()
         if self._sent_at is None or self._ended or self._paused:
             super().check(now)
             return
         options = self.plane.options
-        if self.stream and self._token_at is None and now - self._sent_at > options.first_token_timeout_s:
+        if self.stream and self.token_at is None and now - self._sent_at > options.first_token_timeout_s:
             self._late(f"it sent no token within {options.first_token_timeout_s:g} s")
-        elif self._token_at is not None and now - self._token_at > options.token_gap_timeout_s:
+        elif self.token_at is not None and now - self.token_at > options.token_gap_timeout_s:
             self._late(f"it sent no token for {options.token_gap_timeout_s:g} s")
         else:
             super().check(now)
+
+    def _end(self) -> None:
+        if self._pump is not None:
+            self._pump.fold()
+            self._pump = None
+        super()._end()
 
     def _on_head(self, upstream: Upstream, reply: Reply) -> None:  # noqa: ARG002
         replica, model, status = self.replica, self.model, reply.status
@@ -135,7 +161,7 @@ class Serve(Asking):
             self._fail(errors.upstream_failed(self._blame(f"it answered with a redirect ({status})")))
             return
         self._reply = reply
-        self._stats = self.plane.stats.of(model.name)
+        self.stats = self.plane.stats.of(model.name)
         if status != 503:
             self.plane.balance.worked(replica.replica_id)
         if reply.events:

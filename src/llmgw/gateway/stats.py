@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import Counter
 
 from llmgw import __version__
@@ -15,19 +15,39 @@ TOTAL_BOUNDS = (0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)
 
 
 class Histogram:
-    """Counts per bucket and the sum, in seconds; bounds are inclusive from above."""
+    """Counts per bucket and the sum, in seconds; bounds are inclusive from above.
 
-    __slots__ = ("bounds", "counts", "sum")
+    Attributes:
+        fresh: observations that `settle` will count; who has very many appends them here.
+    """
+
+    __slots__ = ("bounds", "counts", "fresh", "sum")
 
     def __init__(self, bounds: tuple[float, ...]) -> None:
         self.bounds = bounds
         self.counts = [0] * (len(bounds) + 1)
         self.sum = 0.0
+        self.fresh: list[float] = []
 
     def add(self, seconds: float) -> None:
         """One observation."""
         self.counts[bisect_left(self.bounds, seconds)] += 1
         self.sum += seconds
+
+    def settle(self) -> None:
+        """Count what is `fresh`."""
+        fresh = self.fresh
+        if not fresh:
+            return
+        self.sum += sum(fresh)
+        fresh.sort()
+        before = 0
+        for at, bound in enumerate(self.bounds):
+            upto = bisect_right(fresh, bound)
+            self.counts[at] += upto - before
+            before = upto
+        self.counts[-1] += len(fresh) - before
+        fresh.clear()
 
 
 class ModelStats:
@@ -134,6 +154,7 @@ def _histogram(stats: Stats, which: str, words: str) -> list[str]:
     lines = [f"# HELP llmgw_{name} {text}", f"# TYPE llmgw_{name} histogram"]
     for model, one in sorted(stats.models.items()):
         kept: Histogram = getattr(one, which)
+        kept.settle()
         label = f'model="{_label(model)}"'
         so_far = 0
         for bound, count in zip((*map(str, kept.bounds), "+Inf"), kept.counts, strict=True):

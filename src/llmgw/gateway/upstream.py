@@ -61,7 +61,7 @@ class Upstream(asyncio.Protocol):
         self.length: int | None = None
         self._replies = replies
         self._forget = forget
-        self._transport: Any = None
+        self.transport: Any = None
         self._poll: select.poll | None = None
         self._reply: Reply | None = None
         self._frames = Frames()
@@ -77,10 +77,10 @@ class Upstream(asyncio.Protocol):
         self._reply = None
         self._head_only = head_only
         if len(body) <= 65536:
-            self._transport.write(head + body)
+            self.transport.write(head + body)
         else:
-            self._transport.write(head)
-            self._transport.write(body)
+            self.transport.write(head)
+            self.transport.write(body)
 
     def reusable(self) -> bool:
         """Whether another request may follow on this connection."""
@@ -89,23 +89,27 @@ class Upstream(asyncio.Protocol):
             return False
         return not (self._surplus or self._head_only or self.gone)
 
+    def between_chunks(self) -> bool:
+        """Whether the answer comes in chunks, and the last one read is whole."""
+        return self.framed and not self.complete and self._frames.idle()
+
     def pause(self) -> None:
         """Stop reading: the client is slower than the engine."""
         self.paused = True
         if not self.gone:
-            self._transport.pause_reading()
+            self.transport.pause_reading()
 
     def resume(self) -> None:
         """Read on."""
         if self.paused and not self.gone:
             self.paused = False
-            self._transport.resume_reading()
+            self.transport.resume_reading()
 
     def abort(self) -> None:
         """Close at once: the engine must notice that nobody listens any more."""
         self.receiver = None
         self.gone = True
-        self._transport.abort()
+        self.transport.abort()
 
     def alive(self) -> bool:
         """Whether an idle connection can take a request: nothing has arrived on it, not even its end."""
@@ -118,8 +122,8 @@ class Upstream(asyncio.Protocol):
         return not poll.poll(0)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = transport
-        self._transport.max_size = _READ
+        self.transport = transport
+        self.transport.max_size = _READ
 
     def data_received(self, data: bytes) -> None:
         receiver = self.receiver
