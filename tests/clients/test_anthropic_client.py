@@ -37,12 +37,6 @@ def test_tokens_are_counted(client: anthropic.Anthropic) -> None:
     assert client.messages.count_tokens(model="tiny", messages=MESSAGES).input_tokens > 0
 
 
-def test_a_tool_is_taken(client: anthropic.Anthropic) -> None:
-    tools: Any = [{"name": "weather", "description": "d", "input_schema": {"type": "object", "properties": {}}}]
-    answer = client.messages.create(model="tiny", messages=MESSAGES, max_tokens=20, tools=tools)
-    assert answer.usage.output_tokens > 0
-
-
 def test_errors_are_the_clients_own(client: anthropic.Anthropic) -> None:
     with pytest.raises(anthropic.NotFoundError, match="does not exist"):
         client.messages.create(model="none", messages=MESSAGES, max_tokens=1)
