@@ -11,7 +11,9 @@ import pytest
 SCRIPTS = Path(__file__).resolve().parent.parent.parent / "scripts"
 
 
-@pytest.mark.parametrize("name", ["fuzz_gateway", "chaos_gateway", "usage_gateway", "bench/gateway"])
+@pytest.mark.parametrize(
+    "name", ["fuzz_gateway", "fuzz_gateway_sockets", "chaos_gateway", "usage_gateway", "bench/gateway"]
+)
 def test_the_short_form_ends_well(name: str) -> None:
     argv = [sys.executable, str(SCRIPTS / name), "--quick"]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=110)
