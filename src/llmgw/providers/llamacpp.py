@@ -73,6 +73,7 @@ class LlamaCpp:
         formats=("gguf",),
         multi_node=False,
         endpoints=(
+            "/v1/audio/transcriptions",
             "/v1/chat/completions",
             "/v1/completions",
             "/v1/embeddings",
