@@ -61,7 +61,7 @@ class Client:
         except (OSError, ssl.SSLError):
             pass  # the gateway has hung up, as it may on bad bytes
         finally:
-            if not self.ended.is_set() and self.talk.plain:
+            if not self.ended.is_set():
                 # the client is the one to close a connection that is kept alive
                 writer.close()
             with contextlib.suppress(OSError, ssl.SSLError):
