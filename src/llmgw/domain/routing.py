@@ -203,36 +203,58 @@ def choose(
     return _BUSY if best is None else (best, PickWhy.CHOSEN, PickReason.LEAST_LOADED)
 
 
+_ROTATIONS = 16
+
 Row = tuple[str, bytes, int, RouteReplica]
-Rows = tuple[tuple[Row, ...], int]
+Rows = tuple[tuple[tuple[Row, ...], ...], int]
 
 
 def rows_of(model: RouteModel) -> Rows:
-    """What `home` needs to know of a model's ready replicas, and their slots together; good for a whole snapshot."""
+    """What `usual` needs to know of a model's ready replicas; good for a whole snapshot.
+
+    Returns:
+        The replicas in the order of each turn (of the first only, where there are more than 16), and their slots
+        together; empty if none is ready.
+    """
     rows = tuple(
         (replica.replica_id, replica.replica_id.encode(), replica.slots or 1, replica)
         for replica in model.replicas
         if replica.ready
     )
-    return rows, sum(row[2] for row in rows)
+    turns = range(len(rows) if len(rows) <= _ROTATIONS else 1)
+    return tuple(rows[turn:] + rows[:turn] for turn in turns), sum(row[2] for row in rows)
 
 
-def home(rows: Rows, in_flight: Mapping[str, int], prefix: bytes) -> RouteReplica | None:
-    """The usual case of `choose`, at a fraction of its cost: nothing tried, nothing ejected, at least two ready.
+def usual(rows: Rows, in_flight: Mapping[str, int], turn: int, prefix: bytes) -> tuple[RouteReplica, PickReason] | None:
+    """The usual case of `choose`, at a fraction of its cost: nothing tried, nothing ejected, at least one ready.
 
     Returns:
-        What `choose` gives for affinity; None where affinity gives way, and `choose` has to be asked.
+        What `choose` gives; None where there is no slot.
     """
-    found, room = rows
+    rotations, room = rows
+    found = rotations[turn % len(rotations)]
+    count = len(found)
+    if count > _ROTATIONS:
+        turn %= count
+        found = found[turn:] + found[:turn]
+    elif count == 1:
+        name, _, slots, replica = found[0]
+        return (replica, PickReason.ONLY) if in_flight.get(name, 0) < slots else None
     seed = crc32(prefix)
-    best, total, best_load, best_slots = -1, 1, 0, 1
-    chosen = None
-    for name, data, slots, replica in found:
+    best = None
+    least, weightiest, total, home_load = 1.0, -1, 1, 0
+    for row in found:
+        name, data, slots, replica = row
         load = in_flight.get(name, 0)
         total += load
+        relative = load / slots
+        if relative < least:
+            best, least = replica, relative
         weight = crc32(data, seed)
-        if weight > best:
-            best, best_load, best_slots, chosen = weight, load, slots, replica
-    if best_load < best_slots and (best_load == 0 or best_load + 1 <= BOUND * total * best_slots / room):
-        return chosen
-    return None
+        if weight > weightiest:
+            weightiest, home_load, home = weight, load, row
+    if prefix:
+        slots = home[2]
+        if home_load < slots and (home_load == 0 or home_load + 1 <= BOUND * total * slots / room):
+            return home[3], PickReason.AFFINITY
+    return None if best is None else (best, PickReason.LEAST_LOADED)

@@ -7,7 +7,7 @@ from collections.abc import Set
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from llmgw.domain.routing import PickReason, RouteKey, RouteModel, RouteReplica
+from llmgw.domain.routing import PickReason, RouteModel, RouteReplica
 from llmgw.gateway import errors
 from llmgw.gateway.errors import Answer
 from llmgw.gateway.head import RequestHead
@@ -18,6 +18,7 @@ from llmgw.gateway.usage import Tokens, ask_for_usage
 if TYPE_CHECKING:
     from llmgw.gateway.bodies import Asked
     from llmgw.gateway.lane import Lane
+    from llmgw.gateway.limits import Budget
     from llmgw.gateway.plane import Plane
     from llmgw.gateway.protocol import Client
 
@@ -35,7 +36,7 @@ class Asking(Relay):
     """The way to a replica, and the end. Implements `balance.Waiter`; `serve.Serve` has the way back.
 
     Attributes:
-        key: whose request it is, None for an anonymous one.
+        budget, key_name: what bounds the key whose request it is, and its name; "" for an anonymous one.
         tokens: what the engine said about tokens, None while it said nothing.
         events: data events of a stream so far; where the answer is `partial`, see `usage.passed_on`.
         ended_at, ended_model: when it ended, and the name under which it is counted.
@@ -43,7 +44,7 @@ class Asking(Relay):
 
     model: RouteModel | None = None
     replica: RouteReplica | None = None
-    key: RouteKey | None = None
+    budget: Budget | None = None
     key_name = ""
     prefix = b""
     tokens: Tokens | None = None
@@ -81,7 +82,7 @@ class Asking(Relay):
         self.began = self.last = now
         self.model_name = asked.model or ""
         self.stream = bool(asked.stream)
-        self.key = lane.key
+        self.budget = lane.budget
         self.key_name = lane.key_name
         plane.active.add(self)
 

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from attrs import define
 
-from llmgw.domain.routing import PickReason, PickWhy, RouteModel, RouteReplica, RouteTable, Rows, choose, home, rows_of
+from llmgw.domain.routing import PickReason, PickWhy, RouteModel, RouteReplica, RouteTable, Rows, choose, rows_of, usual
 from llmgw.gateway import errors
 from llmgw.gateway.errors import Answer
 from llmgw.gateway.settings import Options
@@ -117,7 +117,6 @@ class Balance:
         self.models: dict[str, RouteModel] = {}
         self.paths: frozenset[str] = frozenset()
         self.in_flight: dict[str, int] = {}
-        self.busy: dict[str, int] = {}
         self.ejections = 0
         self._options = options
         self._now = now
@@ -133,10 +132,10 @@ class Balance:
         self.table = table
         self.models = {alias: model for model in table.models for alias in model.aliases}
         self.models.update({model.name: model for model in table.models})
-        self._rows = {model.name: rows for model in table.models if len((rows := rows_of(model))[0]) > 1}
+        self._rows = {model.name: rows for model in table.models if (rows := rows_of(model))[0]}
         self.paths = frozenset(path for model in table.models for path in model.endpoints)
         where = {replica.replica_id: replica for model in table.models for replica in model.replicas}
-        for counts in (self.in_flight, self.busy, *self._key_busy.values()):
+        for counts in (self.in_flight, *self._key_busy.values()):
             for name in [name for name, count in counts.items() if not count]:
                 del counts[name]
         for replica_id, sick in list(self.sick.items()):
@@ -148,7 +147,7 @@ class Balance:
 
     def running(self) -> dict[str, int]:
         """Requests at engines, by model."""
-        return {name: count for name, count in self.busy.items() if count}
+        return {name: count for name, keys in self._key_busy.items() if (count := sum(keys.values()))}
 
     def queued(self) -> dict[str, int]:
         """How many requests wait, by model."""
@@ -175,11 +174,9 @@ class Balance:
     def release(self, model_name: str, replica_id: str, key_name: str = "") -> None:
         """Give a slot back; the next waiter gets it."""
         self.in_flight[replica_id] -= 1
-        self.busy[model_name] -= 1
         if self._shared is not None:
             self._shared.add(replica_id, -1)
-        if key_name:
-            self._key_busy[model_name][key_name] -= 1
+        self._key_busy[model_name][key_name] -= 1
         if self._queues:
             queue = self._queues.get(model_name)
             if queue is not None and queue.size:
@@ -231,13 +228,13 @@ class Balance:
     def _try(self, waiter: Waiter, model: RouteModel) -> bool:
         """True when the waiter's fate is decided, False when it has to wait."""
         rows = self._rows.get(model.name)
-        if rows is not None and waiter.prefix and not (waiter.tried or self.sick or self._shared):
-            usual = home(rows, self.in_flight, waiter.prefix)
-            if usual is not None:
-                self._give(waiter, model, usual, PickReason.AFFINITY)
-                return True
         self._turn += 1
         counts = self.in_flight if self._shared is None else self._shared.counts(model, self.in_flight)
+        if rows is not None and not (waiter.tried or self.sick):
+            found = usual(rows, counts, self._turn, waiter.prefix)
+            if found is not None:
+                self._give(waiter, model, *found)
+            return found is not None
         replica, why, reason = choose(model, counts, waiter.tried, self._ejected(), self._turn, waiter.prefix)
         if replica is not None:
             self._give(waiter, model, replica, reason)
@@ -252,14 +249,12 @@ class Balance:
     def _give(self, waiter: Waiter, model: RouteModel, replica: RouteReplica, reason: PickReason | None) -> None:
         replica_id, name, key_name = replica.replica_id, model.name, waiter.key_name
         self.in_flight[replica_id] = self.in_flight.get(replica_id, 0) + 1
-        self.busy[name] = self.busy.get(name, 0) + 1
         if self._shared is not None:
             self._shared.add(replica_id, 1)
-        if key_name:
-            mine = self._key_busy.get(name)
-            if mine is None:
-                mine = self._key_busy[name] = {}
-            mine[key_name] = mine.get(key_name, 0) + 1
+        mine = self._key_busy.get(name)
+        if mine is None:
+            mine = self._key_busy[name] = {}
+        mine[key_name] = mine.get(key_name, 0) + 1
         waiter.start(model, replica, reason)
 
     def _wait(self, waiter: Waiter, model: RouteModel) -> None:

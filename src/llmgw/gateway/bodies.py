@@ -137,14 +137,13 @@ def prefix_of(asked: Asked) -> bytes:
     Cut at the next `"role"`, which cannot be inside of a text since quotes there are escaped; a client that writes the
     role after the content gets its affinity from the second turn on.
     """
-    raw = bytes(asked.messages)
-    if not raw:
-        return bytes(asked.prompt)[:_PREFIX]
-    first = raw.find(_ROLE)
-    cut = raw.find(_ROLE, first + 6)
-    if cut > 0 and raw.find(b'"user"', first + 6, first + 20) < 0:
-        cut = raw.find(_ROLE, cut + 6)
-    return (raw if cut < 0 else raw[:cut]).rstrip(b" \t\r\n,{}[]")
+    parts = bytes(asked.messages).split(_ROLE, 3)
+    if len(parts) < 2:
+        return parts[0] or bytes(asked.prompt)[:_PREFIX]
+    prefix = parts[0] + parts[1]
+    if len(parts) > 2 and b'"user"' not in parts[1][:14]:
+        prefix += parts[2]
+    return prefix.rstrip(b" \t\r\n,{}[]")
 
 
 class _Limited(msgspec.Struct, gc=False):

@@ -190,21 +190,39 @@ def _why(raw: bytes) -> str:
     return "a header line is malformed"
 
 
+QUICK = 8 << 10
+"""Messages whose body and digits of Content-Length together are shorter than this are looked for in `DIGITS`."""
+
+
+def _digits(total: int) -> bytes:
+    for count in (1, 2, 3, 4):
+        text = b"%d" % (total - count)
+        if total > count and len(text) == count:
+            return text
+    return b"\x00"
+
+
+DIGITS = [_digits(total) for total in range(QUICK)]
+"""The digits of Content-Length by how many bytes they and the body are together; no digits where nothing fits."""
+
+
 class Known:
     """A head that was accepted.
 
     Attributes:
         before, after: its bytes around the digits of Content-Length, to the empty line; both empty if it has none.
+        size: how many bytes these are together.
         goal, key, lanes: the caller's: where the request goes, whose key it carries, what a model's name leads to.
         epoch: it is good as long as this is the `Heads.epoch`.
     """
 
-    __slots__ = ("after", "before", "epoch", "goal", "head", "key", "lanes")
+    __slots__ = ("after", "before", "epoch", "goal", "head", "key", "lanes", "size")
 
     def __init__(self, raw: bytes, head: RequestHead, goal: Any, key: Any, epoch: object) -> None:
         self.head, self.goal, self.key, self.epoch = head, goal, key, epoch
         self.lanes: dict[str | None, Any] = {}
         self.before, self.after = around_length(raw) or (b"", b"")
+        self.size = len(self.before) + len(self.after)
 
 
 class Heads:

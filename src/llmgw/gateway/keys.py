@@ -87,12 +87,6 @@ class Keys:
         code = "rate_limit_exceeded" if which == "rpm" else "token_limit_exceeded"
         return refuse(429, words, kind="rate_limit_error", code=code, retry_after_s=wait_s)
 
-    def spend(self, key: RouteKey, tokens: int) -> None:
-        """An answer of this key has used so many tokens."""
-        budget = self._budgets.get(key.name)
-        if budget is not None and budget.tpm is not None:
-            budget.spend(self._now(), tokens)
-
     def _given(self, head: RequestHead) -> bytes | None:
         scheme, _, rest = head.authorization.partition(b" ")
         if scheme.lower() == b"bearer" and rest.strip(b" "):

@@ -50,7 +50,7 @@ class Ledger:
                 found = lanes[name] = (self._stats.of(serve.ended_model), None)
             one, row = found
             one.codes[serve.status] += 1
-            one.total.add(serve.ended_at - serve.began)
+            one.total.fresh.append(serve.ended_at - serve.began)
             if serve.status == 200 or serve.partial:
                 if row is None:
                     row = books.row(*name)

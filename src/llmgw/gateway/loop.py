@@ -27,6 +27,10 @@ from llmgw.gateway.tls import FrontProtocol
 _LOG = logging.getLogger("llmgw.gateway")
 _BATCH = 64
 _MERGED = 64 << 10
+# bytes per read: to get a large buffer costs more than to fill it with little (0.8 µs), so it is for who fills a small
+# one
+SMALL = 8 << 10
+LARGE = 64 << 10
 
 
 class DirectSelector(selectors.EpollSelector):
@@ -96,6 +100,8 @@ class DirectTransport(_SocketTransport):  # type: ignore[misc]
     way.
     """
 
+    max_size = SMALL
+
     def write(self, data: bytes) -> None:
         """See `asyncio.WriteTransport.write`."""
         if data.__class__ is bytes and not (self._buffer or self._conn_lost or self._eof):
@@ -159,6 +165,8 @@ class DirectTransport(_SocketTransport):  # type: ignore[misc]
         if not data:
             self._read_ready__on_eof()
             return
+        if len(data) == SMALL:
+            self.max_size = LARGE
         try:
             self._protocol.data_received(data)
         except Exception as error:

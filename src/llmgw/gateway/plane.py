@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from llmgw.domain.routing import RouteTable
 from llmgw.gateway.asking import Asking
 from llmgw.gateway.balance import Balance
-from llmgw.gateway.head import Heads
+from llmgw.gateway.head import QUICK, Heads
 from llmgw.gateway.keys import Keys
 from llmgw.gateway.ledger import Ledger
 from llmgw.gateway.records import AccessLog, Books
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 
 _OPEN_MAX = 200
+_MANY = 100
 
 
 class Plane:
@@ -41,6 +42,7 @@ class Plane:
         self, options: Options, admin_path: str, now: Callable[[], float], shared: Shared | None = None
     ) -> None:
         self.options = options
+        self.quick = min(QUICK, options.max_body_bytes)
         self.admin_path = admin_path
         self.now = now
         self.stats = Stats()
@@ -74,15 +76,15 @@ class Plane:
 
     def finished(self, serve: Asking, model: str, now: float) -> None:
         """A request for a model has ended: count it, and what it used."""
-        key, tokens = serve.key, serve.tokens
+        budget, tokens = serve.budget, serve.tokens
         serve.ended_model, serve.ended_at = model, now
-        if key is not None and key.tpm is not None and (serve.status == 200 or serve.partial):
+        if budget is not None and budget.tpm is not None and (serve.status == 200 or serve.partial):
             used = (tokens.prompt or 0) if tokens is not None else 0
             if serve.partial:
                 used += passed_on(serve.head.path, serve.events, tokens)
             elif tokens is not None:
                 used += tokens.completion or 0
-            self.keys.spend(key, used)
+            budget.spend(now, used)
         self.ledger.add(serve)
 
     def sweep(self) -> None:
@@ -97,6 +99,7 @@ class Plane:
         self.ledger.settle()
         for one in self.stats.models.values():
             one.gap.settle()
+            one.total.settle()
         self.books.turn()
         self._sweeps += 1
         if self.shared is not None and self._sweeps % 10 == 0:
@@ -104,7 +107,7 @@ class Plane:
 
     def pause_s(self) -> float:
         """Until the next sweep: a tenth of a second, longer where there is much to look at."""
-        return 0.1 if len(self.clients) < 500 else 0.5
+        return 0.1 if len(self.clients) < _MANY else 0.5
 
     def report(self) -> list[dict[str, Any]]:
         """What the control process is told: `stats`, `usage` it does not have, `requests` while somebody looks."""

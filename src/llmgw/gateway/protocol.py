@@ -11,7 +11,7 @@ from llmgw.gateway.admin import AdminRelay
 from llmgw.gateway.bodies import ChunkedBody, apply_caps, prefix_of, read_asked, too_large
 from llmgw.gateway.errors import Answer, RequestRefused, malformed, refuse, status_line
 from llmgw.gateway.forms import read_form
-from llmgw.gateway.head import Known, RequestHead, incomplete_is_hopeless, read_head
+from llmgw.gateway.head import DIGITS, Known, RequestHead, incomplete_is_hopeless, read_head
 from llmgw.gateway.keys import check_expiry
 from llmgw.gateway.lane import find_lane
 from llmgw.gateway.plane import Plane
@@ -20,7 +20,6 @@ from llmgw.gateway.serve import Serve
 from llmgw.gateway.surface import Goal, aim
 from llmgw.gateway.tls import operator_of
 
-_READ = 64 << 10
 _LINGER_S = 2.0
 _FLUSH_S = 30.0
 _BODY_BYTES_PER_S = 32 << 10
@@ -42,6 +41,7 @@ class Client(asyncio.Protocol):
         self.plane = plane
         self.keep = True
         self.peer = ""
+        self.peer_text = b""
         self.secure = False
         self.operator = ""
         self.transport: Any = None
@@ -62,9 +62,9 @@ class Client(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport
-        self.transport.max_size = _READ
         peer = transport.get_extra_info("peername")
         self.peer = str(peer[0]) if isinstance(peer, tuple) else ""
+        self.peer_text = self.peer.encode("ascii", "replace")
         tls = transport.get_extra_info("ssl_object")
         self.secure = isinstance(tls, (ssl.SSLObject, ssl.SSLSocket))
         self.operator = operator_of(tls) if self.secure else ""
@@ -164,24 +164,19 @@ class Client(asyncio.Protocol):
 
     def _again(self, known: Known, data: bytes) -> bool:
         """A whole request whose head is the last one's but for the length: nothing is left to be read in it."""
-        before, after, plane = known.before, known.after, self.plane
-        if not before or known.epoch is not plane.heads.epoch or not data.startswith(before):
+        plane, before = self.plane, known.before
+        rest = len(data) - known.size
+        if not 0 < rest < plane.quick or known.epoch is not plane.heads.epoch or not before:
             return False
-        at = len(before)
-        end = data.find(b"\r", at, at + 16)
-        digits = data[at:end]
-        if end < 0 or not digits.isdigit() or not data.startswith(after, end):
-            return False
-        start = end + len(after)
-        length = int(digits)
-        if length != len(data) - start or length > plane.options.max_body_bytes or start > plane.options.max_head_bytes:
+        digits = DIGITS[rest]
+        if not data.startswith(before) or not data.startswith(digits + known.after, len(before)):
             return False
         head = self._head = known.head
         self._goal, self._key = known.goal, known.key
         self._id = plane.new_request_id()
         self.keep = head.keep_alive and not plane.draining
         try:
-            self._go(head, data[start:])
+            self._go(head, data[len(digits) - rest :])
         except RequestRefused as refused:
             self._count(refused.answer)
             self.answer(refused.answer)

@@ -14,15 +14,11 @@ from __future__ import annotations
 from os import read, write
 from typing import TYPE_CHECKING, Any
 
-from llmgw.gateway.loop import DirectTransport
+from llmgw.gateway.loop import LARGE, SMALL, DirectTransport
 
 if TYPE_CHECKING:
     from llmgw.gateway.serve import Serve
     from llmgw.gateway.upstream import Upstream
-
-_SMALL = 476  # with the object's head, what the interpreter's own allocator takes
-_MIDDLE = 8192
-_LARGE = 65536
 
 
 def _first(total: int) -> bytes:
@@ -34,7 +30,10 @@ def _first(total: int) -> bytes:
     return b"\x00"
 
 
-_FIRST = [_first(total) for total in range(_MIDDLE + 1)]
+_FIRST = [_first(total) for total in range(SMALL + 1)]
+_WHERE = [slice(len(first)) for first in _FIRST]
+_EVENT = b"\ndata: {"
+_EVENT_AT = [len(first) - len(_EVENT) for first in _FIRST]
 
 
 class Pump:
@@ -56,7 +55,7 @@ class Pump:
         self._now = serve.plane.now
         self._gaps = serve.stats.gap.fresh
         self._usual = serve.usual()
-        self._size = _SMALL
+        self._size = SMALL
         self.events = 0
         self.token_at = serve.token_at
 
@@ -73,11 +72,11 @@ class Pump:
         size = len(data)
         if (
             self._usual
-            and size <= _MIDDLE
-            and data.startswith(_FIRST[size])
-            and data.find(b"\n\n") == size - 4
-            and data.endswith(b"\r\n")
-            and b'"usage"' not in data
+            and size <= SMALL
+            and data[_WHERE[size]] == _FIRST[size]
+            and data[-4:] == b"\n\n\r\n"
+            and data.rfind(_EVENT) == _EVENT_AT[size]
+            and data.rfind(b'"usage"') < 0
         ):
             self.events += 1
             now = self._now()
@@ -105,7 +104,7 @@ class Pump:
         source: Any = upstream.transport
         self.fold()
         if len(data) == self._size:
-            self._size = _MIDDLE if self._size < _MIDDLE else _LARGE
+            self._size = LARGE
         if data:
             try:
                 upstream.data_received(data)

@@ -185,6 +185,20 @@ def _line(serve: Asking, epoch: float) -> bytes:
         # nothing passed on is not known to be nothing made
         completion = passed_on(serve.head.path, serve.events, tokens) or None
     first = serve.first_at
+    if first is None and not serve.partial and prompt is not None and completion is not None:
+        return _USUAL % (
+            at_ms // 1000,
+            at_ms % 1000,
+            serve.request_id,
+            middle,
+            serve.client.peer_text,
+            serve.status,
+            len(serve.tried) - 1,
+            serve.queue_ms,
+            (now - began) * 1000,
+            prompt,
+            completion,
+        )
     return (
         b'{"time":%d.%03d,"id":"%b",%b%b","status":%d,"retries":%d,"queue_ms":%d,"first_ms":%b,"ms":%d,"prompt":%b,'
         b'"completion":%b,"partial":%b}'
@@ -193,7 +207,7 @@ def _line(serve: Asking, epoch: float) -> bytes:
             at_ms % 1000,
             serve.request_id,
             middle,
-            serve.client.peer.encode("ascii", "replace"),
+            serve.client.peer_text,
             serve.status,
             len(serve.tried) - 1 if serve.tried else 0,
             serve.queue_ms,
@@ -206,6 +220,10 @@ def _line(serve: Asking, epoch: float) -> bytes:
     )
 
 
+_USUAL = (
+    b'{"time":%d.%03d,"id":"%b",%b%b","status":%d,"retries":%d,"queue_ms":%d,"first_ms":null,"ms":%d,"prompt":%d,'
+    b'"completion":%d,"partial":false}'
+)
 _middles: dict[tuple[object, ...], bytes] = {}
 _texts: dict[str | None, bytes] = {None: b"null"}
 

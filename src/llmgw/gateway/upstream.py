@@ -10,11 +10,12 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from llmgw.gateway.frames import Frames
+from llmgw.gateway.head import DIGITS, QUICK
 from llmgw.gateway.reply import HEAD_LIMIT, TOO_LARGE, AnswerBroken, Replies, Reply, around_length
 from llmgw.gateway.settings import Options
 
-_READ = 64 << 10
 _REST_S = 0.5
+_FRESH_S = 0.005
 
 
 class Receiver(Protocol):
@@ -66,7 +67,7 @@ class Upstream(asyncio.Protocol):
         self._reply: Reply | None = None
         self._frames = Frames()
         self._buf = b""
-        self._last: tuple[bytes, bytes, Reply] | None = None
+        self._last: tuple[bytes, bytes, int, Reply] | None = None
         self._left = 0
         self._head_only = self._surplus = self.paused = False
 
@@ -123,7 +124,6 @@ class Upstream(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport
-        self.transport.max_size = _READ
 
     def data_received(self, data: bytes) -> None:
         receiver = self.receiver
@@ -148,6 +148,11 @@ class Upstream(asyncio.Protocol):
             if self.receiver is not None:
                 self.receiver.lost(error.message)
 
+    def eof_received(self) -> bool:
+        """The engine sends no more: nobody may ask on this connection, also before it is lost."""
+        self.gone = True
+        return False
+
     def connection_lost(self, exc: Exception | None) -> None:
         self.gone = True
         self._forget(self)
@@ -161,22 +166,17 @@ class Upstream(asyncio.Protocol):
         else:
             receiver.lost(f"it closed the connection ({exc})" if exc else "it closed the connection")
 
-    def _again(self, receiver: Receiver, last: tuple[bytes, bytes, Reply], data: bytes) -> bool:
+    def _again(self, receiver: Receiver, last: tuple[bytes, bytes, int, Reply], data: bytes) -> bool:
         """A whole answer whose head is the last one's but for the length: nothing is left to be read in it."""
-        before, after, reply = last
-        if self._head_only or not data.startswith(before):
+        before, after, size, reply = last
+        rest = len(data) - size
+        if not 1 < rest < QUICK or self._head_only:
             return False
-        at = len(before)
-        end = data.find(b"\r", at, at + 16)
-        digits = data[at:end]
-        if end < 0 or not digits.isdigit() or not data.startswith(after, end):
+        digits = DIGITS[rest]
+        if not data.startswith(before) or not data.startswith(digits + after, len(before)):
             return False
-        start = end + len(after)
-        length = int(digits)
-        if not length or length != len(data) - start:
-            return False
-        self._reply, self.length, self.framed, self.complete = reply, length, False, True
-        receiver.on_whole(self, reply, data[start:])
+        self._reply, self.length, self.framed, self.complete = reply, rest - len(digits), False, True
+        receiver.on_whole(self, reply, data[len(digits) - rest :])
         return True
 
     def _head(self, receiver: Receiver, data: bytes) -> None:
@@ -201,7 +201,7 @@ class Upstream(asyncio.Protocol):
         if length == len(buf) and length and not self._head_only:
             self.complete = True
             around = around_length(head)
-            self._last = (*around, reply) if around is not None else None
+            self._last = (*around, sum(map(len, around)), reply) if around is not None else None
             receiver.on_whole(self, reply, buf)
             return
         self._left = -1 if length is None else length
@@ -249,13 +249,19 @@ class Pool:
         self._steady: set[tuple[str, int]] = set()
 
     def take(self, address: tuple[str, int], now: float) -> Upstream | None:
-        """An idle connection that is certainly still open, so that no request is lost to a closed one."""
+        """An idle connection that is still open, so that no request is lost to a closed one.
+
+        One that has just given a whole answer and announced no end is not looked at again.
+        """
         idle = self._idle.get(address)
         if not idle:
             return None
         oldest = now - self._options.pool_idle_s
+        fresh = now - _FRESH_S
         while idle:
             upstream = idle.pop()
+            if upstream.idle_since >= fresh and not upstream.framed and not upstream.gone:
+                return upstream
             if upstream.idle_since >= oldest and upstream.alive():
                 return upstream
             upstream.abort()

@@ -44,19 +44,17 @@ class Tokens:
         Prompt tokens are all of the prompt, those found in a cache too: OpenAI's count has them, Anthropic's has not.
         Quotes inside of generated text are escaped, so no text can be taken for a `usage` object.
         """
-        at = data.rfind(b'"usage":{')
-        if at >= 0 and data.find(b'"usage"', at + 9) < 0:
+        at = data.rfind(b'"usage"')
+        if at >= 0 and data[at + 7 : at + 9] == b":{":
             # the last one is plain, the common case; what it says would replace what earlier ones said
-            end = data.find(b"}", at)
-            if data.find(b"{", at + 9, end) < 0:
-                try:
-                    said = _SAID.decode(data[at + 8 : end + 1])
-                except (msgspec.DecodeError, RecursionError):
-                    pass
-                else:
-                    if said.prompt_tokens is not None and said.completion_tokens is not None:
-                        self.prompt, self.completion = said.prompt_tokens, said.completion_tokens
-                        return
+            try:
+                said = _SAID.decode(data[at + 8 : data.find(b"}", at) + 1])
+            except (msgspec.DecodeError, RecursionError):
+                pass  # with objects in it
+            else:
+                if said.prompt_tokens is not None and said.completion_tokens is not None:
+                    self.prompt, self.completion = said.prompt_tokens, said.completion_tokens
+                    return
         for match in _OBJECT.finditer(data):
             try:
                 said = _SAID.decode(match[1])
