@@ -101,7 +101,7 @@ class Asking(Relay):
         now = self.plane.now()
         upstream = self.plane.pool.take(address, now)
         if upstream is None:
-            self._spawn(self._connect(address))
+            self._task = self.plane.pool.dial(address, self._connected, self._unreachable)
         else:
             self._ask(upstream, now)
 
@@ -123,16 +123,22 @@ class Asking(Relay):
             )
         )
 
-    async def _connect(self, address: tuple[str, int]) -> None:
-        try:
-            upstream = await self.plane.pool.connect(address)
-        except (OSError, ValueError, OverflowError) as error:
-            self._task = None
-            words = str(error) or f"no connection within {self.plane.options.connect_timeout_s:g} s"
-            self._not_begun(f"`{address[0]}:{address[1]}` cannot be reached: {words}")
-            return
+    def _connected(self, upstream: Upstream) -> None:
         self._task = None
-        self._ask(upstream, self.plane.now())
+        try:
+            self._ask(upstream, self.plane.now())
+        except Exception as error:
+            self._broke(error)
+
+    def _unreachable(self, error: OSError) -> None:
+        replica = self.replica
+        assert replica is not None
+        self._task = None
+        words = f"`{replica.host}:{replica.port}` cannot be reached: {error.strerror or error}"
+        try:
+            self._not_begun(words)
+        except Exception as unexpected:
+            self._broke(unexpected)
 
     def _ask(self, upstream: Upstream, now: float) -> None:
         replica, head, body = self.replica, self.head, self.body

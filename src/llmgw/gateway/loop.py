@@ -207,6 +207,34 @@ class _Loop(asyncio.SelectorEventLoop):
                 except Exception:
                     _LOG.exception("an answer could not be written")
 
+    def adopt(self, sock: Any, protocol: Any) -> DirectTransport:
+        """A transport for a connected, non-blocking socket, without waiting for `connection_made`."""
+        return DirectTransport(self, sock, protocol)
+
+    def _accept_connection(
+        self,
+        protocol_factory: Any,
+        sock: Any,
+        sslcontext: Any = None,
+        server: Any = None,
+        backlog: int = 100,
+        *more: Any,
+    ) -> None:
+        """Without TLS no task is needed for a new connection."""
+        if sslcontext is None:
+            try:
+                for _ in range(backlog):
+                    conn, address = sock.accept()
+                    conn.setblocking(False)
+                    DirectTransport(self, conn, protocol_factory(), None, {"peername": address}, server)
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError:
+                pass  # the standard way meets the same error and knows what to do
+            else:
+                return
+        super()._accept_connection(protocol_factory, sock, sslcontext, server, backlog, *more)  # type: ignore[misc]
+
     def _make_socket_transport(
         self, sock: Any, protocol: Any, waiter: Any = None, *, extra: Any = None, server: Any = None
     ) -> Any:

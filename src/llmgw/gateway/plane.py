@@ -13,13 +13,13 @@ from llmgw.gateway.balance import Balance
 from llmgw.gateway.head import QUICK, Heads
 from llmgw.gateway.keys import Keys
 from llmgw.gateway.ledger import Ledger
+from llmgw.gateway.pool import Pool
 from llmgw.gateway.records import AccessLog, Books
 from llmgw.gateway.replica_lines import ReplicaLines
 from llmgw.gateway.serve import Serve
 from llmgw.gateway.settings import Options
 from llmgw.gateway.shared import Shared
 from llmgw.gateway.stats import Stats
-from llmgw.gateway.upstream import Pool
 from llmgw.gateway.usage import passed_on
 
 if TYPE_CHECKING:

@@ -20,6 +20,7 @@ from llmgw.gateway.upstream import Upstream
 
 if TYPE_CHECKING:
     from llmgw.gateway.plane import Plane
+    from llmgw.gateway.pool import Cancellable
     from llmgw.gateway.protocol import Client
 
 _LOG = logging.getLogger("llmgw.gateway")
@@ -47,7 +48,7 @@ class Relay(ABC):
     _held_size = 0
     _prefix = b""
     _paused = False
-    _task: asyncio.Task[None] | None = None
+    _task: Cancellable | None = None
 
     def __init__(
         self, plane: Plane, client: Client, head: RequestHead, request_id: bytes, body: bytes | bytearray
@@ -237,13 +238,16 @@ class Relay(ABC):
             upstream.abort()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        self._task = asyncio.get_running_loop().create_task(work)
-        self._task.add_done_callback(self._spawned)
+        task = self._task = asyncio.get_running_loop().create_task(work)
+        task.add_done_callback(self._spawned)
 
     def _spawned(self, task: asyncio.Task[None]) -> None:
-        """A fault of ours must not leave a client waiting for ever."""
         error = None if task.cancelled() else task.exception()
         if error is not None:
-            _LOG.error("request `%s` could not be handled", self.request_id.decode("ascii"), exc_info=error)
-            if not self._ended:
-                self._fail(refuse(500, "the gateway failed; its log says why", kind="server_error", code="internal"))
+            self._broke(error)
+
+    def _broke(self, error: BaseException) -> None:
+        """A fault of ours must not leave a client waiting for ever."""
+        _LOG.error("request `%s` could not be handled", self.request_id.decode("ascii"), exc_info=error)
+        if not self._ended:
+            self._fail(refuse(500, "the gateway failed; its log says why", kind="server_error", code="internal"))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import select
 import socket
 from collections.abc import Callable
@@ -12,7 +11,6 @@ from typing import Any, Protocol
 from llmgw.gateway.frames import Frames
 from llmgw.gateway.head import DIGITS, QUICK
 from llmgw.gateway.reply import HEAD_LIMIT, TOO_LARGE, AnswerBroken, Replies, Reply, around_length
-from llmgw.gateway.settings import Options
 
 _REST_S = 0.5
 _FRESH_S = 0.005
@@ -230,158 +228,3 @@ class Upstream(asyncio.Protocol):
             self._left -= len(data)
             self.complete = not self._left
         receiver.on_data(self, data, self.complete)
-
-
-class Pool:
-    """Idle connections by address, the last used first, and the making of new ones.
-
-    llama-server announces keep-alive and closes the connection after every answer in chunks, some microseconds after
-    its end. A request sent in between would be lost, so such a connection rests first; an address whose connections
-    outlive that is steady, and its connections are used again at once.
-    """
-
-    def __init__(self, options: Options, now: Callable[[], float]) -> None:
-        self._options = options
-        self._now = now
-        self._idle: dict[tuple[str, int], list[Upstream]] = {}
-        self._replies = Replies()
-        self._resting: dict[Upstream, None] = {}
-        self._steady: set[tuple[str, int]] = set()
-
-    def take(self, address: tuple[str, int], now: float) -> Upstream | None:
-        """An idle connection that is still open, so that no request is lost to a closed one.
-
-        One that has just given a whole answer and announced no end is not looked at again.
-        """
-        idle = self._idle.get(address)
-        if not idle:
-            return None
-        oldest = now - self._options.pool_idle_s
-        fresh = now - _FRESH_S
-        while idle:
-            upstream = idle.pop()
-            if upstream.idle_since >= fresh and not upstream.framed and not upstream.gone:
-                return upstream
-            if upstream.idle_since >= oldest and upstream.alive():
-                return upstream
-            upstream.abort()
-        return None
-
-    def give(self, upstream: Upstream, now: float) -> None:
-        """Keep the connection for the next request if it can take one, else close it."""
-        if not upstream.reusable():
-            upstream.abort()
-            return
-        upstream.receiver = None
-        if upstream.paused:
-            upstream.resume()
-        upstream.idle_since = now
-        if upstream.framed and upstream.address not in self._steady:
-            self._resting[upstream] = None
-            return
-        self._keep(upstream)
-
-    def _keep(self, upstream: Upstream) -> None:
-        idle = self._idle.get(upstream.address)
-        if idle is None:
-            idle = self._idle[upstream.address] = []
-        idle.append(upstream)
-
-    async def connect(self, address: tuple[str, int]) -> Upstream:
-        """Open a connection to an engine.
-
-        Raises:
-            OSError: refused, unreachable, or not within the connect timeout.
-        """
-        host, port = address
-        loop = asyncio.get_running_loop()
-        async with asyncio.timeout(self._options.connect_timeout_s):
-            failure: OSError | None = None
-            for family, target in await _resolve(host, port):
-                sock = socket.socket(family, socket.SOCK_STREAM)
-                try:
-                    sock.setblocking(False)
-                    await loop.sock_connect(sock, target)
-                    return await self._adopt(sock, address)
-                except OSError as error:
-                    sock.close()
-                    failure = error
-                except BaseException:
-                    sock.close()
-                    raise
-            raise failure or OSError(f"`{host}` has no address")
-
-    async def connect_unix(self, path: str) -> Upstream:
-        """Open a connection to a unix socket; it is never pooled.
-
-        Raises:
-            OSError: nobody listens there.
-        """
-        loop = asyncio.get_running_loop()
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            sock.setblocking(False)
-            async with asyncio.timeout(self._options.connect_timeout_s):
-                await loop.sock_connect(sock, path)
-                _, upstream = await loop.create_unix_connection(
-                    lambda: Upstream((path, 0), sock, self._replies, self._forget), sock=sock
-                )
-        except BaseException:
-            sock.close()
-            raise
-        return upstream
-
-    def sweep(self) -> None:
-        """Close what has been idle too long: the engine's own server is about to do the same."""
-        now = self._now()
-        while self._resting:
-            upstream = next(iter(self._resting))
-            if upstream.idle_since > now - _REST_S:
-                break
-            del self._resting[upstream]
-            if upstream.alive():
-                self._steady.add(upstream.address)
-                upstream.idle_since = now
-                self._keep(upstream)
-            else:
-                upstream.abort()
-        oldest = now - self._options.pool_idle_s
-        for address, idle in list(self._idle.items()):
-            while idle and idle[0].idle_since < oldest:
-                idle.pop(0).abort()
-            if not idle:
-                del self._idle[address]
-
-    def close(self) -> None:
-        """Close every idle connection."""
-        while self._resting:
-            self._resting.popitem()[0].abort()
-        for idle in self._idle.values():
-            while idle:
-                idle.pop().abort()
-
-    async def _adopt(self, sock: socket.socket, address: tuple[str, int]) -> Upstream:
-        loop = asyncio.get_running_loop()
-        _, upstream = await loop.create_connection(
-            lambda: Upstream(address, sock, self._replies, self._forget), sock=sock
-        )
-        return upstream
-
-    def _forget(self, upstream: Upstream) -> None:
-        self._resting.pop(upstream, None)
-        idle = self._idle.get(upstream.address)
-        if idle and upstream in idle:
-            # closed by the engine while nothing was asked
-            idle.remove(upstream)
-            self._steady.discard(upstream.address)
-
-
-async def _resolve(host: str, port: int) -> list[tuple[int, Any]]:
-    try:
-        literal = ipaddress.ip_address(host)
-    except ValueError:
-        found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        return [(info[0], info[4]) for info in found]
-    if literal.version == 4:
-        return [(socket.AF_INET, (host, port))]
-    return [(socket.AF_INET6, (host, port, 0, 0))]
