@@ -79,7 +79,8 @@ class Client:
                 if slow:
                     await asyncio.sleep(0.001)
             self.answers.feed(b"")
-        except (OSError, ssl.SSLError) as error:
+        except (OSError, ssl.SSLError, AttributeError) as error:
+            # AttributeError: asyncio's own, where a reader over TLS goes on after its connection was closed (3.11)
             self.broken = str(error) or type(error).__name__
         finally:
             self.ended.set()
