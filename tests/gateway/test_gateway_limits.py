@@ -113,6 +113,24 @@ def test_processes_give_the_limit_together_and_not_more(pair: tuple[Limits, Limi
     assert taken(both[1], 500.0, 99) == 0
 
 
+def test_a_high_limit_is_taken_in_parts_and_holds_to_a_part_of_each_process(pair: tuple[Limits, Limits]) -> None:
+    rpm = 120_000  # 2000 a second, so parts of 10
+    both = [of(each, key("k", rpm=rpm)) for each in pair]
+    assert sum(taken(both[turn % 2], 100.0, 1) for turn in range(rpm + 10_000)) == rpm
+    # 10 s later, in small steps: what has come due since, less or more a part of each
+    due = sum(taken(both[turn % 2], 100.0 + turn / 4000, 1) for turn in range(40_000))
+    assert abs(due - 20_000) <= 20
+    assert taken(of(pair[0], key("alone", rpm=rpm)), 100.0, rpm + 10_000) == rpm
+
+
+def test_many_small_uses_of_tokens_are_all_counted(pair: tuple[Limits, Limits]) -> None:
+    first, second = (of(each, key("k", tpm=600_000)) for each in pair)
+    for _ in range(10_001):
+        first.spend(100.0, 60)
+    assert second.take(100.0) is not None
+    assert second.take(101.0) is None
+
+
 def test_tokens_are_counted_together(pair: tuple[Limits, Limits]) -> None:
     first, second = (of(each, key("k", tpm=600)) for each in pair)
     first.spend(100.0, 400)

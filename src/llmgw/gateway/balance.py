@@ -133,6 +133,8 @@ class Balance:
         self.models = {alias: model for model in table.models for alias in model.aliases}
         self.models.update({model.name: model for model in table.models})
         self._rows = {model.name: rows for model in table.models if (rows := rows_of(model))[0]}
+        if self._shared is not None:
+            self._shared.clear()
         self.paths = frozenset(path for model in table.models for path in model.endpoints)
         where = {replica.replica_id: replica for model in table.models for replica in model.replicas}
         for counts in (self.in_flight, *self._key_busy.values()):
@@ -229,7 +231,7 @@ class Balance:
         """True when the waiter's fate is decided, False when it has to wait."""
         rows = self._rows.get(model.name)
         self._turn += 1
-        counts = self.in_flight if self._shared is None else self._shared.counts(model, self.in_flight)
+        counts = self.in_flight if self._shared is None else self._shared.counts(model)
         if rows is not None and not (waiter.tried or self.sick):
             found = usual(rows, counts, self._turn, waiter.prefix)
             if found is not None:

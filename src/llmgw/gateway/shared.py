@@ -10,6 +10,8 @@ import fcntl
 import logging
 import mmap
 import os
+import struct
+from functools import lru_cache
 from pathlib import Path
 from zlib import crc32
 
@@ -50,11 +52,11 @@ class Shared:
         fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, self._index)
         self._map = mmap.mmap(self._file, _BYTES)
         self._cells = memoryview(self._map).cast("q")
-        start = self._index * _COLUMNS
-        for at in range(start, start + _COLUMNS):
-            self._cells[at] = 0
+        self._zero(self._index)
         self._others = [row for row in rows if row != self._index]
-        self._columns: dict[str, int] = {}
+        self._read = struct.Struct(f"{len(rows)}q").unpack_from
+        self._mine: dict[str, int] = {}
+        self._places: dict[str, list[tuple[str, int]]] = {}
         self.limits: Limits | None = None
         try:
             self.limits = Limits(path.with_suffix(".limits"), self._index, len(rows))
@@ -63,26 +65,30 @@ class Shared:
 
     def add(self, replica_id: str, count: int) -> None:
         """This process has begun or ended a request."""
-        self._cells[self._index * _COLUMNS + self._column(replica_id)] += count
+        cell = self._mine.get(replica_id)
+        if cell is None:
+            cell = self._mine[replica_id] = _column(replica_id) * _ROWS + self._index
+        self._cells[cell] += count
 
-    def counts(self, model: RouteModel, own: dict[str, int]) -> dict[str, int]:
+    def counts(self, model: RouteModel) -> dict[str, int]:
         """In flight over all processes, for the replicas of one model."""
-        cells = self._cells
-        found = {}
-        for replica in model.replicas:
-            column = self._column(replica.replica_id)
-            found[replica.replica_id] = own.get(replica.replica_id, 0) + sum(
-                [cells[row * _COLUMNS + column] for row in self._others]
-            )
-        return found
+        places = self._places.get(model.name)
+        if places is None:
+            places = self._places[model.name] = [
+                (replica.replica_id, _column(replica.replica_id) * _ROWS * 8) for replica in model.replicas
+            ]
+        read, file = self._read, self._map
+        return {replica_id: sum(read(file, start)) for replica_id, start in places}
+
+    def clear(self) -> None:
+        """A new snapshot: models may have other replicas."""
+        self._places.clear()
 
     def forget_the_dead(self) -> None:
         """Clear the rows of processes that ended without giving their slots back; called by the sweep."""
         for row in self._others:
-            start = row * _COLUMNS
-            if any(self._cells[start : start + _COLUMNS]) and self._is_free(row):
-                for at in range(start, start + _COLUMNS):
-                    self._cells[at] = 0
+            if any(self._cells[row::_ROWS]) and self._is_free(row):
+                self._zero(row)
 
     def close(self) -> None:
         """Let the file go."""
@@ -100,8 +106,11 @@ class Shared:
         fcntl.lockf(self._file, fcntl.LOCK_UN, 1, row)
         return True
 
-    def _column(self, replica_id: str) -> int:
-        column = self._columns.get(replica_id)
-        if column is None:
-            column = self._columns[replica_id] = crc32(replica_id.encode()) % _COLUMNS
-        return column
+    def _zero(self, row: int) -> None:
+        for at in range(row, _COLUMNS * _ROWS, _ROWS):
+            self._cells[at] = 0
+
+
+@lru_cache(4096)
+def _column(replica_id: str) -> int:
+    return crc32(replica_id.encode()) % _COLUMNS
