@@ -8,7 +8,7 @@ import socket
 import time
 
 import pytest
-from gateway_fakes import Gateway, Scripted, ask, dechunk, model, post, read_all, read_until, replica, wait_for
+from gateway_fakes import Gateway, Scripted, ask, dechunk, model, post, read_until, replica, wait_for
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 END = b"0\r\n\r\n"
@@ -138,6 +138,12 @@ def test_events_are_counted_however_they_came_and_gaps_between_them(plane: Gatew
     assert int(count.split()[-1]) == 10  # the last two came in one read
 
 
+def numbers(raw: bytes) -> list[int]:
+    body, whole = dechunk(raw.partition(b"\r\n\r\n")[2])
+    assert whole
+    return [int(json.loads(line[6:])["choices"][0]["delta"]["content"][1:]) for line in body.split(b"\n\n")[:-2]]
+
+
 def test_a_client_that_falls_behind_and_comes_back_gets_every_event_once(plane: Gateway):
     many = 20_000
 
@@ -147,24 +153,40 @@ def test_a_client_that_falls_behind_and_comes_back_gets_every_event_once(plane: 
             connection.sendall(chunk(event(number)))
         connection.sendall(chunk(DONE) + END)
 
-    engine = Scripted(act)
+    assert numbers(read_slowly(plane, Scripted(act), 200_000)) == list(range(many))
+
+
+def test_short_and_long_ways_do_not_overtake_each_other_where_the_client_is_slow(plane: Gateway):
+    many, chance = 60_000, random.Random(3)
+
+    def act(connection: socket.socket, _request: bytes) -> None:
+        connection.sendall(HEAD)
+        number = 0
+        while number < many:
+            count = chance.choice((1, 1, 1, 1, 100, 400))
+            connection.sendall(chunk(b"".join(event(each) for each in range(number, min(many, number + count)))))
+            number += count
+            time.sleep(0.0003)
+        connection.sendall(chunk(DONE) + END)
+
+    assert numbers(read_slowly(plane, Scripted(act), 1 << 30)) == list(range(many))
+
+
+def read_slowly(plane: Gateway, engine: Scripted, until: int) -> bytes:
+    """A stream's answer, read in small pieces with pauses up to so many bytes."""
     plane.routes(model(replica(engine)))
     with socket.socket() as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         sock.settimeout(30)
         sock.connect(("127.0.0.1", plane.port))
         sock.sendall(post("/v1/chat/completions", ask(stream=True), "Connection: close"))
-        raw = b""
-        while len(raw) < 200_000:
-            raw += sock.recv(4096)
-            time.sleep(0.001)
-        raw += read_all(sock)
+        raw = bytearray()
+        while more := sock.recv(4096):
+            raw += more
+            if len(raw) < until:
+                time.sleep(0.0002)
     engine.close()
-    body, whole = dechunk(raw.partition(b"\r\n\r\n")[2])
-    assert whole
-    lines = body.split(b"\n\n")[:-2]
-    said = [json.loads(line[6:])["choices"][0]["delta"]["content"] for line in lines]
-    assert said == [f"t{number}" for number in range(many)]
+    return bytes(raw)
 
 
 def test_the_engines_connection_is_used_again_after_a_stream(plane: Gateway):

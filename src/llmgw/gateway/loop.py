@@ -115,7 +115,7 @@ class DirectTransport(_SocketTransport):  # type: ignore[misc]
                 if len(before) + len(data) <= _MERGED:
                     unsent[self] = before + data
                     return
-                self._send_now()
+                self.send_now()
                 self.write(data)
                 return
             try:
@@ -126,24 +126,24 @@ class DirectTransport(_SocketTransport):  # type: ignore[misc]
                 return
             data = data[sent:]
         elif self._loop.unsent:
-            self._send_now()
+            self.send_now()
         super().write(data)
 
     def close(self) -> None:
         """See `asyncio.BaseTransport.close`."""
-        self._send_now()
+        self.send_now()
         super().close()
 
     def write_eof(self) -> None:
         """See `asyncio.WriteTransport.write_eof`."""
-        self._send_now()
+        self.send_now()
         super().write_eof()
 
     def _force_close(self, exc: BaseException | None) -> None:
         self._loop.unsent.pop(self, None)
         super()._force_close(exc)
 
-    def _send_now(self) -> None:
+    def send_now(self) -> None:
         """What a batch holds back for this one must not be overtaken."""
         loop = self._loop
         data = loop.unsent.pop(self, None)

@@ -54,7 +54,7 @@ class Pump:
         self._to = serve.client.transport._sock_fd
         self._now = serve.plane.now
         self._gaps = serve.stats.gap.fresh
-        self._usual = serve.usual()
+        self._usual = self._is_usual()
         self._size = SMALL
         self.events = 0
         self.token_at = serve.token_at
@@ -99,6 +99,12 @@ class Pump:
         self.events = 0
         serve.token_at = self.token_at
 
+    def _is_usual(self) -> bool:
+        """Whether the next event may pass here. What the loop holds back for the client leaves first, or is known."""
+        target: Any = self._serve.client.transport
+        target.send_now()
+        return self._serve.usual()
+
     def _unusual(self, data: bytes) -> None:
         serve, upstream = self._serve, self._upstream
         source: Any = upstream.transport
@@ -114,7 +120,7 @@ class Pump:
         else:
             source._read_ready__on_eof()
         if upstream.receiver is serve:
-            self._usual = serve.usual()
+            self._usual = self._is_usual()
             self.token_at = serve.token_at  # type: ignore[assignment]
         else:
             readers = source._loop.readers
