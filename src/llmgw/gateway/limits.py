@@ -176,7 +176,7 @@ class Limits:
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             self._pass_gate()
-            if all(self._is_free(other) for other in range(_ROWS)):
+            if all(is_free(self._file, other) for other in range(_ROWS)):
                 os.ftruncate(self._file, 0)
                 os.ftruncate(self._file, _BYTES)
             elif os.fstat(self._file).st_size != _BYTES:
@@ -272,13 +272,15 @@ class Limits:
     def _leave_gate(self) -> None:
         fcntl.lockf(self._file, fcntl.LOCK_UN, 1, _GATE)
 
-    def _is_free(self, row: int) -> bool:
-        try:
-            fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, row)
-        except OSError:
-            return False
-        fcntl.lockf(self._file, fcntl.LOCK_UN, 1, row)
-        return True
+
+def is_free(file: int, row: int) -> bool:
+    """Whether no living process has this row of the file: who has one holds a lock on that byte."""
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, row)
+    except OSError:
+        return False
+    fcntl.lockf(file, fcntl.LOCK_UN, 1, row)
+    return True
 
 
 def _name_of(key: RouteKey) -> tuple[int, int]:

@@ -16,7 +16,7 @@ from pathlib import Path
 from zlib import crc32
 
 from llmgw.domain.routing import RouteModel
-from llmgw.gateway.limits import Limits
+from llmgw.gateway.limits import Limits, is_free
 
 _LOG = logging.getLogger("llmgw.gateway")
 
@@ -44,7 +44,7 @@ class Shared:
         os.ftruncate(self._file, _BYTES)
         rows = range(min(_ROWS, 2 * workers))
         # a lock for the life of the process says that the row is alive
-        free = (row for row in rows if self._is_free(row))
+        free = (row for row in rows if is_free(self._file, row))
         self._index = next(free, -1)
         if self._index < 0:
             os.close(self._file)
@@ -87,7 +87,7 @@ class Shared:
     def forget_the_dead(self) -> None:
         """Clear the rows of processes that ended without giving their slots back; called by the sweep."""
         for row in self._others:
-            if any(self._cells[row::_ROWS]) and self._is_free(row):
+            if any(self._cells[row::_ROWS]) and is_free(self._file, row):
                 self._zero(row)
 
     def close(self) -> None:
@@ -97,14 +97,6 @@ class Shared:
         self._cells.release()
         self._map.close()
         os.close(self._file)
-
-    def _is_free(self, row: int) -> bool:
-        try:
-            fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, row)
-        except OSError:
-            return False
-        fcntl.lockf(self._file, fcntl.LOCK_UN, 1, row)
-        return True
 
     def _zero(self, row: int) -> None:
         for at in range(row, _COLUMNS * _ROWS, _ROWS):
