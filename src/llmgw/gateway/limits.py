@@ -33,6 +33,7 @@ _COLUMNS = 2048
 _NAMES_BYTES = _COLUMNS * 16
 _BYTES = _NAMES_BYTES + _COLUMNS * 2 * _ROWS * 8
 _PART_S = 0.005
+_PUT_TRIES = 4
 _GATE = _ROWS
 _GATE_TRIES = 20
 
@@ -146,11 +147,15 @@ class SharedBudget(Budget):
         """Write `at` into this process's row; `rows` is what all rows said before, `more` what `at` puts on top."""
         cells, row = self._cells, self._row
         cell = (start - _NAMES_BYTES) // 8 + row
+        for _ in range(_PUT_TRIES):
+            cells[cell] = at
+            again = self._read(self._map, start)
+            if again[:row] == rows[:row] and again[row + 1 :] == rows[row + 1 :]:
+                return
+            # another went on meanwhile, most likely without having seen ours: ours comes on top of it, and as it may
+            # be doing the same at this moment, that is looked at again
+            rows, at = again, max(again) + more
         cells[cell] = at
-        again = self._read(self._map, start)
-        if again[:row] != rows[:row] or again[row + 1 :] != rows[row + 1 :]:
-            # another went on meanwhile, most likely without having seen ours: ours comes on top of it
-            cells[cell] = max(again) + more
 
 
 class Limits:
