@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hmac
+import http.client
 import json
 import select
 import socket
@@ -46,7 +47,7 @@ class Handler(BaseHTTPRequestHandler):
             self._json(200, {"object": "list", "data": [entry]})
         elif path == "/metrics":
             text = f"# TYPE fake:tokens_predicted_total counter\nfake:tokens_predicted_total {self.engine.tokens}\n"
-            self._send(200, text.encode(), "text/plain; version=0.0.4")
+            self.wfile.write(_head(200, len(text), "text/plain; version=0.0.4") + text.encode())
         else:
             self._error(404, "File Not Found", "not_found_error")
 
@@ -69,7 +70,8 @@ class Handler(BaseHTTPRequestHandler):
             self._error(404, "File Not Found", "not_found_error")
         elif self.engine.args.answer_status:
             with self.engine.one_request(path, dict(self.headers), body):
-                self._error(self.engine.args.answer_status, "failing as told", "server_error")
+                end = _refusal(self.engine.args.answer_status, "failing as told", "server_error")
+            self.wfile.write(end)
         else:
             try:
                 with self.engine.one_request(path, dict(self.headers), body), self._slot():
@@ -82,19 +84,17 @@ class Handler(BaseHTTPRequestHandler):
     # -- answers
 
     def _generate(self, path: str, body: dict[str, Any]) -> bytes:
-        """Answers; returns the last bytes of the answer."""
+        """Answers; returns the last bytes of a stream, or the whole of an answer that is none."""
         if path == "/v1/embeddings":
-            self._embeddings(body)
-            return b""
+            return self._embeddings(body)
         wanted = body.get("max_tokens") or body.get("max_completion_tokens")
         count = wanted if isinstance(wanted, int) and wanted > 0 else self.engine.args.tokens
         if body.get("stream"):
             self._stream(path, body, count)
             return b"0\r\n\r\n"
-        self._whole(path, body, count)
-        return b""
+        return self._whole(path, body, count)
 
-    def _whole(self, path: str, body: dict[str, Any], count: int) -> None:
+    def _whole(self, path: str, body: dict[str, Any], count: int) -> bytes:
         began = time.monotonic()
         text = "".join(self._tokens(count))
         chat = path == "/v1/chat/completions"
@@ -107,7 +107,7 @@ class Handler(BaseHTTPRequestHandler):
             "choices": [{"index": 0, "finish_reason": "length", **said}],
             **_usage(body, count, began),
         }
-        self._json(200, answer)
+        return _packed(200, answer)
 
     def _stream(self, path: str, body: dict[str, Any], count: int) -> None:
         began = time.monotonic()
@@ -139,7 +139,7 @@ class Handler(BaseHTTPRequestHandler):
             self._event({**base, "choices": [], **_usage(body, count, began)})
         self._chunk(b"data: [DONE]\n\n")
 
-    def _embeddings(self, body: dict[str, Any]) -> None:
+    def _embeddings(self, body: dict[str, Any]) -> bytes:
         given = body.get("input", "")
         texts = given if isinstance(given, list) else [given]
         data = [
@@ -148,7 +148,7 @@ class Handler(BaseHTTPRequestHandler):
         ]
         words = sum(len(str(text).split()) for text in texts)
         usage = {"prompt_tokens": words, "total_tokens": words}
-        self._json(200, {"object": "list", "model": self.engine.args.alias, "data": data, "usage": usage})
+        return _packed(200, {"object": "list", "model": self.engine.args.alias, "data": data, "usage": usage})
 
     def _tokens(self, count: int) -> Iterator[str]:
         for i in range(count):
@@ -228,23 +228,31 @@ class Handler(BaseHTTPRequestHandler):
         self._error(503, "Loading model", "unavailable_error")
 
     def _error(self, status: int, message: str, kind: str) -> None:
-        self._json(status, {"error": {"code": status, "message": message, "type": kind}})
+        self.wfile.write(_refusal(status, message, kind))
 
     def _json(self, status: int, value: Any) -> None:
-        self._send(status, json.dumps(value).encode(), "application/json")
-
-    def _send(self, status: int, data: bytes, kind: str) -> None:
-        self.send_response(status)
-        self.send_header("Content-Type", kind)
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
+        self.wfile.write(_packed(status, value))
 
     def _event(self, value: Any) -> None:
         self._chunk(b"data: " + json.dumps(value).encode() + b"\n\n")
 
     def _chunk(self, data: bytes) -> None:
         self.wfile.write(b"%x\r\n%s\r\n" % (len(data), data))
+
+
+def _refusal(status: int, message: str, kind: str) -> bytes:
+    return _packed(status, {"error": {"code": status, "message": message, "type": kind}})
+
+
+def _packed(status: int, value: Any) -> bytes:
+    data = json.dumps(value).encode()
+    return _head(status, len(data), "application/json") + data
+
+
+def _head(status: int, length: int, kind: str) -> bytes:
+    phrase = http.client.responses.get(status, "Unknown")
+    lines = (f"HTTP/1.1 {status} {phrase}", "Server: fake-engine", f"Content-Type: {kind}", f"Content-Length: {length}")
+    return "\r\n".join((*lines, "", "")).encode()
 
 
 def _usage(body: dict[str, Any], count: int, began: float) -> dict[str, Any]:
