@@ -19,6 +19,7 @@ from gateway_fakes import Gateway, ask, fetch, model, post, read_all, read_until
 
 from llmgw.domain.routing import RouteKey
 from llmgw.gateway.loop import new_loop
+from llmgw.gateway.reply import AnswerBroken, Replies
 from llmgw.gateway.shared import Shared
 
 
@@ -89,7 +90,31 @@ def test_a_length_that_is_no_number_is_refused_after_a_remembered_head(plane: Ga
                 assert b" 200 " in answer(sock)[0]
             at = request.find(b"Content-Length: ") + 16
             sock.sendall(request[:at] + length + request[request.find(b"\r\n", at) :])
-            assert b" 400 " in read_all(sock)
+            got = read_all(sock)
+            assert b" 400 " in got
+            assert b"`content-length` is not a plain number" in got
+
+
+@pytest.mark.parametrize(
+    "written", [b"CONTENT-LENGTH: %d", b"Content-length: %d", b"Content-Length:%d", b"Content-Length: %d "]
+)
+def test_a_body_is_never_the_next_request_however_its_length_is_written(plane: Gateway, written: bytes):
+    plane.routes(model(replica(plane.engine())))
+    usual = post("/v1/chat/completions", ask(user="GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"))
+    head, _, body = usual.partition(b"\r\n\r\n")
+    head = head[: head.find(b"Content-Length")] + written % len(body)
+    with plane.connect() as sock:
+        for _ in range(3):
+            sock.sendall(head + b"\r\n\r\n" + body)
+            assert b" 200 " in answer(sock)[0]
+
+
+def test_an_answer_without_digits_in_its_length_is_broken_after_a_good_one_too():
+    replies = Replies()
+    good = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nX: y\r\n"
+    assert replies.read(good)[1] == 5
+    with pytest.raises(AnswerBroken):
+        replies.read(good.replace(b" 5", b" "))
 
 
 # -- what a batch holds back

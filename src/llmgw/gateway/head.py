@@ -250,14 +250,15 @@ class Heads:
         if at > 0:
             end = raw.find(b"\r\n", at + 18)
             digits = raw[at + 18 : end]
-            if digits.isdigit() and len(digits) <= 15:
-                length = int(digits)
-                raw = raw[: at + 18] + raw[end:]
+            if not digits.isdigit() or len(digits) > 15:
+                return None, b"", 0  # with no digits at all it looks like one whose digits were cut out
+            length = int(digits)
+            raw = raw[: at + 18] + raw[end:]
         return self._known.get(raw), raw, length
 
     def keep(self, name: bytes, value: Known) -> None:
-        """Keep it for the name that `find` gave."""
-        if len(name) <= _SMALL:
+        """Keep it for the name that `find` gave; b"" is not kept."""
+        if name and len(name) <= _SMALL:
             if len(self._known) >= _REMEMBERED:
                 self._known.clear()
             self._known[name] = value

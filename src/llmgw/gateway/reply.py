@@ -100,9 +100,12 @@ class Replies:
         if at > 0:
             end = raw.find(b"\r\n", at + 18)
             digits = raw[at + 18 : end]
-            if digits.isdigit() and len(digits) <= 15:
-                length = int(digits)
-                rest = raw[: at + 18] + raw[end:]
+            if not digits.isdigit() or len(digits) > 15:
+                # with no digits at all it looks like one whose digits were cut out
+                reply = _parse(raw, False)
+                return reply, reply.length
+            length = int(digits)
+            rest = raw[: at + 18] + raw[end:]
         at = rest.find(b"\r\ndate: ")
         if at < 0:
             at = rest.find(b"\r\nDate: ")
