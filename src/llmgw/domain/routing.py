@@ -45,7 +45,8 @@ class RouteModel:
 
     Args:
         name: what clients send; `aliases` too.
-        state: `ready`, `loading` (a replica is coming), `refused` (placement found no node), `failed`.
+        state: `ready`, `loading` (a replica is coming), `refused` (placement found no node), `failed`, `off`
+            (no replica is wanted).
         words: the sentence for the 503: the refusal's own lines when refused.
         context: tokens per slot, None while unknown.
         endpoints: paths the engine answers.

@@ -44,7 +44,7 @@ class Standing:
     """One profile.
 
     Args:
-        state: `ready`, `loading`, `refused` or `failed`.
+        state: `ready`, `loading`, `refused`, `failed`, or `off` (nothing is wanted).
         words: the sentence.
         note: why a change of it waits, empty when nothing waits.
         refusal: why a replica (or its replacement) has no node.
@@ -112,7 +112,7 @@ def _replica(item: Assignment, node: NodeView | None) -> ReplicaStanding:
 
 def _state(profile: Profile, replicas: Sequence[ReplicaStanding], refusal: Refusal | None) -> tuple[str, str]:
     if profile.replicas == 0:
-        return "refused", f"`{profile.name}` is scaled to `replicas: 0`"
+        return "off", f"`{profile.name}` is scaled to `replicas: 0`"
     serving = [item for item in replicas if item.serves]
     if serving:
         heard = [item for item in serving if item.known_ready]

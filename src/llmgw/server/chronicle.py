@@ -36,7 +36,7 @@ class Chronicle:
         for standing in standings:
             name = standing.profile.name
             profiles[name] = standing.state
-            if self._profiles.get(name) != standing.state and standing.state in ("refused", "failed", "ready"):
+            if self._profiles.get(name) != standing.state and standing.state in ("refused", "failed", "ready", "off"):
                 self._events.record("profile", name, f"{standing.state}: {standing.words}")
             for item in standing.replicas:
                 if item.status is None:

@@ -11,8 +11,8 @@
   function reload() {
     if (reloading) return;
     reloading = true;
-    // a cluster in motion must not make the page flicker
-    setTimeout(() => location.reload(), 1000);
+    // a cluster in motion must not make the page flicker, and a page of thousands of nodes is not loaded every second
+    setTimeout(() => location.reload(), Math.max(1000, elements.size));
   }
 
   function show(element, text, state, value) {
@@ -35,7 +35,7 @@
   source.onerror = () => say("connection lost, what is shown may be old", "lost");
   source.onmessage = (event) => {
     const told = JSON.parse(event.data);
-    if (told.shape !== shape) return reload();
+    if (told.shape !== shape) reload();
     for (const [key, text, state, value] of told.cells) {
       const element = elements.get(key);
       if (element) show(element, text, state, value);

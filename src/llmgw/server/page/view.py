@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import datetime
 import hashlib
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from attrs import frozen
 
 from llmgw import __version__
-from llmgw.domain.engines import EngineStatus, Progress
+from llmgw.domain.engines import EngineState, EngineStatus, Progress
 from llmgw.domain.facts import NodeFacts
-from llmgw.domain.report import NodeView
+from llmgw.domain.report import NodeView, Presence
 from llmgw.domain.standing import ReplicaStanding, Standing
 from llmgw.server.answers import presences
 from llmgw.server.control import GatewayInfo
@@ -20,6 +21,11 @@ from llmgw.server.deploy import Outlook
 from llmgw.units import format_size
 
 Tree = dict[str, Any]
+
+_BAD = (EngineState.FAILED, EngineState.BROKEN)
+_LINES = 20
+_SOURCE = 64
+_LONG_HEX = re.compile(r"[0-9a-f]{24,}")
 
 
 @frozen
@@ -47,7 +53,7 @@ def build(outlook: Outlook, gateways: Sequence[GatewayInfo]) -> Tree:
         "version": Cell("version", f"llmgw {__version__}"),
         "summary": Cell("summary", f"nodes: {nodes}; {_requests(gateways)}"),
         "models": [_model(standing) for standing in outlook.standings],
-        "nodes": [_node(view) for view in outlook.nodes],
+        "nodes": [_node(view) for view in sorted(outlook.nodes, key=_worst_first)],
     }
 
 
@@ -78,21 +84,43 @@ def _requests(gateways: Sequence[GatewayInfo]) -> str:
 def _model(standing: Standing) -> Tree:
     key = f"model/{standing.profile.name}"
     profile = standing.profile
-    lines = list(standing.refusal.lines()) if standing.refusal is not None else []
-    if standing.note:
-        lines.append(standing.note)
     return {
         "name": Cell(f"{key}/name", profile.name),
         "state": Cell(f"{key}/state", standing.state, standing.state),
-        "words": Cell(f"{key}/words", standing.words),
+        # what one replica says stands with that replica
+        "words": Cell(f"{key}/words", "" if _is_a_replicas(standing) else standing.words),
         "what": Cell(
             f"{key}/what",
             f"{profile.engine} · {standing.ready} of {profile.replicas} ready · {profile.context} tokens × "
-            f"{profile.slots} slots · {profile.model}",
+            f"{profile.slots} slots · {short_source(profile.model)}",
         ),
         "replicas": [_replica(f"{key}/replica/{number}", item) for number, item in enumerate(standing.replicas)],
-        "lines": [Cell(f"{key}/line/{number}", line) for number, line in enumerate(lines)],
+        "lines": [Cell(f"{key}/line/{number}", line) for number, line in enumerate(_lines(standing))],
     }
+
+
+def _is_a_replicas(standing: Standing) -> bool:
+    return any(item.words == standing.words for item in standing.replicas)
+
+
+def _lines(standing: Standing) -> list[str]:
+    """What is to be said beyond the first sentence; of very many refusals the first ones."""
+    said = list(standing.refusal.lines()) if standing.refusal is not None else []
+    lines = [line for line in said if line != standing.words]
+    if len(lines) > _LINES:
+        more = len(lines) - _LINES
+        lines[_LINES:] = [f"… and {more} more: `llmgw ctl explain {standing.profile.name}`"]
+    return [*lines, standing.note] if standing.note else lines
+
+
+def short_source(model: str) -> str:
+    """A model's source as it fits on a card: without its digest, long hashes and middles cut."""
+    text = _LONG_HEX.sub(lambda found: f"{found[0][:8]}…", model.partition("#")[0])
+    if len(text) <= _SOURCE:
+        return text
+    name = re.split(r"[/:]", text)[-1]
+    left = _SOURCE - 1 - len(name)
+    return f"{text[:left]}…{name}" if left >= _SOURCE // 4 else f"{text[: _SOURCE // 2]}…{text[1 - _SOURCE // 2 :]}"
 
 
 def _replica(key: str, item: ReplicaStanding) -> Tree:
@@ -106,6 +134,16 @@ def _replica(key: str, item: ReplicaStanding) -> Tree:
         "bar": _bar(key, progress),
         "log": [Cell(f"{key}/log", "\n".join(log[-8:]))] if log else [],
     }
+
+
+def _worst_first(view: NodeView) -> tuple[int, str]:
+    """Among hundreds of nodes those that need somebody come first."""
+    report = view.report
+    if view.presence in (Presence.LOST, Presence.NEVER):
+        return 0, view.node_id
+    if report is not None and any(engine.state in _BAD for engine in report.engines):
+        return 1, view.node_id
+    return (2 if report is not None and report.warnings else 3), view.node_id
 
 
 def _node(view: NodeView) -> Tree:
