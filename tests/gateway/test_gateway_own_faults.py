@@ -9,8 +9,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from gateway_fakes import replica
+from gateway_fakes import model, replica
 
+from llmgw.domain.routing import RouteTable
 from llmgw.gateway.balance import Balance
 from llmgw.gateway.errors import Answer
 from llmgw.gateway.relay import Relay
@@ -20,9 +21,12 @@ from llmgw.gateway.settings import Options
 def test_a_replica_that_has_failed_thousands_of_times_in_a_row_is_passed_over_for_a_minute_at_most() -> None:
     now = [0.0]
     balance = Balance(Options(), lambda: now[0])
+    balance.apply(RouteTable(1, (model(replica(1)),)))
     for _ in range(5000):
         balance.failed(replica(1), "it cannot be reached")
-    assert balance.sick["m#0"].until == 60.0
+        now[0] = balance.sick["m#0"].until
+    balance.failed(replica(1), "it cannot be reached")
+    assert balance.sick["m#0"].until == now[0] + 60.0
 
 
 class _Relay(Relay):

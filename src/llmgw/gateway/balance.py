@@ -43,8 +43,6 @@ class Waiter(Protocol):
 class _Sick:
     """A replica whose connections failed: how often in a row, and until when it is passed over."""
 
-    host: str
-    port: int
     fails: int = 0
     until: float = 0.0
 
@@ -53,13 +51,16 @@ class Queue:
     """Those who wait for one model: first come first served within a key, and between keys the one that has least.
 
     The next slot goes to the key with the fewest requests at the engines; among equals to the one served longest ago.
+
+    Attributes:
+        size: how many wait. again: how many of them were tried on a replica that could not begin.
     """
 
-    __slots__ = ("_served", "_turn", "by_key", "size")
+    __slots__ = ("_served", "_turn", "again", "by_key", "size")
 
     def __init__(self) -> None:
         self.by_key: dict[str, dict[Waiter, float]] = {}
-        self.size = 0
+        self.size = self.again = 0
         self._turn = 0
         self._served: dict[str, int] = {}
 
@@ -69,30 +70,37 @@ class Queue:
         if line is None:
             line = self.by_key[waiter.key_name] = {}
         line[waiter] = deadline
-        self.size += 1
+        self._count(waiter, 1)
+
+    def put_back(self, waiter: Waiter, deadline: float) -> None:
+        """At the head of its key's line, where it was."""
+        line = self.by_key.get(waiter.key_name, {})
+        self.by_key[waiter.key_name] = {waiter: deadline, **line}
+        self._count(waiter, 1)
+
+    def _count(self, waiter: Waiter, step: int) -> None:
+        self.size += step
+        if waiter.tried:
+            self.again += step
 
     def remove(self, waiter: Waiter) -> bool:
         """False when it is not there."""
         line = self.by_key.get(waiter.key_name)
         if line is None or line.pop(waiter, None) is None:
             return False
-        self.size -= 1
+        self._count(waiter, -1)
         if not line:
             del self.by_key[waiter.key_name]
             if not self.by_key:
                 self._served.clear()
         return True
 
-    def next(self, busy: dict[str, int], passed: set[Waiter]) -> Waiter | None:
-        """Who is next, without those in `passed`."""
-        best: Waiter | None = None
-        best_rank = (0, 0)
-        for name, line in self.by_key.items():
-            first = next((waiter for waiter in line if waiter not in passed), None) if passed else next(iter(line))
-            rank = (busy.get(name, 0), self._served.get(name, 0))
-            if first is not None and (best is None or rank < best_rank):
-                best, best_rank = first, rank
-        return best
+    def take(self, busy: dict[str, int]) -> tuple[Waiter, float]:
+        """Take out who is next, with its deadline; there must be somebody."""
+        name = min(self.by_key, key=lambda each: (busy.get(each, 0), self._served.get(each, 0)))
+        waiter, deadline = next(iter(self.by_key[name].items()))
+        self.remove(waiter)
+        return waiter, deadline
 
     def served(self, key_name: str) -> None:
         """This key has just got a slot."""
@@ -106,7 +114,11 @@ class Queue:
 
     def late(self, now: float) -> list[Waiter]:
         """Whose deadline is over."""
-        return [waiter for line in self.by_key.values() for waiter, deadline in line.items() if deadline <= now]
+        return [waiter for waiter, deadline in self.all() if deadline <= now]
+
+    def all(self) -> list[tuple[Waiter, float]]:
+        """All, with their deadlines."""
+        return [each for line in self.by_key.values() for each in line.items()]
 
 
 class Balance:
@@ -125,6 +137,7 @@ class Balance:
         self._rows: dict[str, Rows] = {}
         self._turn = 0
         self._queues: dict[str, Queue] = {}
+        self._where: dict[str, RouteReplica] = {}
         self._key_busy: dict[str, dict[str, int]] = {}
 
     def apply(self, table: RouteTable) -> None:
@@ -140,12 +153,28 @@ class Balance:
         for counts in (self.in_flight, *self._key_busy.values()):
             for name in [name for name, count in counts.items() if not count]:
                 del counts[name]
-        for replica_id, sick in list(self.sick.items()):
-            replica = where.get(replica_id)
-            if replica is None or (replica.host, replica.port) != (sick.host, sick.port):
+        before, self._where = self._where, where
+        for replica_id in list(self.sick):
+            old, new = before[replica_id], where.get(replica_id)
+            if new is None or _address(new) != _address(old) or (new.ready and not old.ready):
                 del self.sick[replica_id]
+        self._follow_names()
         for name in list(self._queues):
             self._look_again(name)
+
+    def _follow_names(self) -> None:
+        """A name may lead to another model now, or to none: those who wait follow it."""
+        for name, queue in list(self._queues.items()):
+            for waiter, deadline in queue.all():
+                model = self.models.get(waiter.model_name)
+                if model is None:
+                    queue.remove(waiter)
+                    waiter.refused(errors.model_not_found(waiter.model_name, self.names()))
+                elif model.name != name:
+                    queue.remove(waiter)
+                    self._queue(model).add(waiter, deadline)
+            if name not in self.models:
+                del self._queues[name]
 
     def running(self) -> dict[str, int]:
         """Requests at engines, by model."""
@@ -162,7 +191,8 @@ class Balance:
             waiter.refused(errors.model_not_found(waiter.model_name, self.names()))
             return
         queue = self._queues.get(model.name) if self._queues else None
-        if (queue is not None and queue.size and not waiter.tried) or not self._try(waiter, model):
+        # who was tried may be waiting for a replica that it has not had; others need not wait behind it
+        if (queue is not None and queue.size > queue.again and not waiter.tried) or not self._try(waiter, model):
             self._wait(waiter, model)
 
     def find(self, name: str) -> RouteModel | None:
@@ -190,29 +220,42 @@ class Balance:
             queue.remove(waiter)
 
     def expire(self) -> None:
-        """Refuse those whose time in the queue is over; with other processes about, look whether they freed a slot."""
+        """Refuse those whose time in the queue is over.
+
+        Look again for those who wait where nobody tells them: another process may have freed a slot, or a replica is
+        passed over no longer.
+        """
         now = self._now()
         for name, queue in list(self._queues.items()):
-            if self._shared is not None and queue.size:
+            if queue.size and (self._shared is not None or self.sick):
                 self._look_again(name)
             for waiter in queue.late(now):
                 if not queue.remove(waiter):
                     continue
-                model = self.models.get(name)
+                model = self.models[name]
                 waited = self._options.queue_timeout_s
-                if model is None:
-                    waiter.refused(errors.model_not_found(name, self.names()))
-                elif any(replica.ready for replica in model.replicas):
+                if any(replica.ready for replica in model.replicas):
                     waiter.refused(errors.queue_deadline(model, waited))
                 else:
                     waiter.refused(errors.not_ready(model, waited))
 
     def failed(self, replica: RouteReplica, words: str) -> None:
-        """A connection to the replica failed: pass it over for 1 s, 2 s, 4 s … 60 s."""
-        sick = self.sick.setdefault(replica.replica_id, _Sick(replica.host, replica.port))
+        """A connection to the replica failed: pass it over for 1 s, 2 s, 4 s … 60 s.
+
+        Many answers lost at once are one failure. What fails at an address that is over says nothing about the new one.
+        """
+        there = self._where.get(replica.replica_id)
+        if there is None or _address(there) != _address(replica):
+            return
+        now = self._now()
+        sick = self.sick.get(replica.replica_id)
+        if sick is None:
+            sick = self.sick[replica.replica_id] = _Sick()
+        elif sick.until > now:
+            return
         sick.fails += 1
         pause = min(_EJECT_MAX_S, 2.0 ** min(sick.fails - 1, 10))
-        sick.until = self._now() + pause
+        sick.until = now + pause
         self.ejections += 1
         _LOG.warning("replica `%s` is passed over for %g s: %s", replica.replica_id, pause, words)
 
@@ -259,10 +302,14 @@ class Balance:
         mine[key_name] = mine.get(key_name, 0) + 1
         waiter.start(model, replica, reason)
 
-    def _wait(self, waiter: Waiter, model: RouteModel) -> None:
+    def _queue(self, model: RouteModel) -> Queue:
         queue = self._queues.get(model.name)
         if queue is None:
             queue = self._queues[model.name] = Queue()
+        return queue
+
+    def _wait(self, waiter: Waiter, model: RouteModel) -> None:
+        queue = self._queue(model)
         deadline = self._now() + self._options.queue_timeout_s
         if queue.size < self._options.queue:
             queue.add(waiter, deadline)
@@ -281,34 +328,25 @@ class Balance:
         waiter.refused(errors.queue_full(model, queue.size))
 
     def _look_again(self, name: str) -> None:
-        queue = self._queues[name]
-        passed: set[Waiter] = set()
-        while queue.size:
-            waiter = queue.next(self._key_busy.get(name, _NONE), passed)
-            if waiter is None:
-                return
-            model = self.models.get(waiter.model_name)
-            if model is None:
-                queue.remove(waiter)
-                waiter.refused(errors.model_not_found(waiter.model_name, self.names()))
-                continue
-            # it keeps its place until its fate is decided; a decided one must not be found by what it sets off
-            line = queue.by_key[waiter.key_name]
-            deadline = line[waiter]
-            queue.remove(waiter)
-            if self._try(waiter, model):
-                queue.served(waiter.key_name)
-                continue
-            self._put_back(queue, waiter, deadline)
-            if not waiter.tried:
-                return
-            passed.add(waiter)
+        queue, model = self._queues[name], self.models[name]
+        # who is looked at is not in the queue, so that what its fate sets off cannot find it there
+        held: list[tuple[Waiter, float]] = []
+        try:
+            while queue.size:
+                waiter, deadline = queue.take(self._key_busy.get(name, _NONE))
+                if self._try(waiter, model):
+                    queue.served(waiter.key_name)
+                    continue
+                held.append((waiter, deadline))
+                if not waiter.tried:
+                    break
+        finally:
+            for waiter, deadline in reversed(held):
+                queue.put_back(waiter, deadline)
 
-    @staticmethod
-    def _put_back(queue: Queue, waiter: Waiter, deadline: float) -> None:
-        line = queue.by_key.get(waiter.key_name, {})
-        queue.by_key[waiter.key_name] = {waiter: deadline, **line}
-        queue.size += 1
+
+def _address(replica: RouteReplica) -> tuple[str, int]:
+    return replica.host, replica.port
 
 
 _NOBODY: frozenset[str] = frozenset()

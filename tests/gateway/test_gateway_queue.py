@@ -1,0 +1,171 @@
+"""Who waits for a slot gets one as soon as there is one, whatever changed meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Set
+from typing import Any
+
+import pytest
+from gateway_fakes import model, replica
+
+from llmgw.domain.routing import PickReason, RouteModel, RouteReplica, RouteTable
+from llmgw.gateway.balance import Balance
+from llmgw.gateway.errors import Answer
+from llmgw.gateway.settings import Options
+
+
+class Asks:
+    """A request that notes what becomes of it."""
+
+    def __init__(self, model_name: str = "m", tried: Set[str] = frozenset(), key_name: str = "") -> None:
+        self.model_name, self.key_name, self.prefix, self.tried = model_name, key_name, b"", tried
+        self.model, self.at, self.status = "", "", 0
+
+    def start(self, model: RouteModel, replica: RouteReplica, reason: PickReason | None) -> None:
+        assert not self.at
+        self.model, self.at, self.tried = model.name, replica.replica_id, {*self.tried, replica.replica_id}
+
+    def refused(self, answer: Answer) -> None:
+        assert not self.at
+        assert not self.status
+        self.status = answer.status
+
+    def exhausted(self, model: RouteModel) -> None:
+        assert not self.at
+        self.status = 503
+
+
+class Table:
+    """A balance with a clock that stands still."""
+
+    def __init__(self, *models: RouteModel, **options: Any) -> None:
+        self.now = 0.0
+        self.balance = Balance(Options(**options), lambda: self.now)
+        self.apply(*models)
+
+    def apply(self, *models: RouteModel) -> None:
+        self.balance.apply(RouteTable(1, models))
+
+    def admit(self, *asks: Asks) -> None:
+        for each in asks:
+            self.balance.admit(each)
+
+    def fail(self, one: Asks, of: RouteReplica) -> None:
+        """The replica could not begin: as `Asking` says so."""
+        one.at = ""
+        self.balance.failed(of, "it cannot be reached")
+        self.balance.release(one.model, of.replica_id, one.key_name)
+        self.balance.admit(one)
+
+
+ZERO, ONE = replica(1, "m#0", slots=1), replica(2, "m#1", slots=1)
+
+
+def test_who_waits_gets_a_replica_whose_ejection_is_over() -> None:
+    """The other one is busy for long, and nothing else happens that could wake the queue."""
+    table = Table(model(ZERO, ONE))
+    first, second, third = Asks(), Asks(), Asks()
+    table.admit(first, second)
+    where = {first.at: first, second.at: second}
+    assert set(where) == {"m#0", "m#1"}
+    table.fail(where["m#1"], ONE)
+    table.admit(third)
+    assert not third.at
+    table.now = 1.1
+    table.balance.expire()
+    assert third.at == "m#1"
+
+
+def test_who_can_use_what_is_free_does_not_wait_behind_who_cannot() -> None:
+    table = Table(model(ZERO, ONE))
+    busy, again, fresh = Asks(), Asks(tried={"m#1"}), Asks()
+    table.balance.in_flight["m#0"] = 0
+    table.admit(busy)
+    if busy.at == "m#1":
+        table.balance.release("m", "m#1")
+        busy.at = ""
+        table.admit(busy)
+    assert busy.at == "m#0"
+    table.admit(again, fresh)
+    assert not again.at
+    assert fresh.at == "m#1"
+    late = Asks()
+    table.admit(late)
+    assert not late.at
+    table.balance.release("m", "m#0")
+    assert again.at == "m#0", "the one that came first"
+    table.balance.release("m", "m#1")
+    assert late.at == "m#1"
+
+
+def test_who_was_tried_keeps_its_turn_among_those_who_wait_for_the_same_replica() -> None:
+    table = Table(model(ZERO, ONE))
+    busy = Asks(tried={"m#1"})
+    again = [Asks(tried={"m#1"}) for _ in range(3)]
+    table.admit(busy, *again)
+    assert [each.at for each in again] == ["", "", ""]
+    for done in again:
+        for _ in range(3):
+            table.apply(*table.balance.table.models)  # each look finds no slot for them
+        table.balance.release("m", "m#0")
+        assert done.at == "m#0"
+
+
+def test_who_waits_follows_an_alias_to_another_model() -> None:
+    old, new = model(ZERO, aliases=("a",)), model(ONE, name="n")
+    table = Table(old, new)
+    asks = [Asks("m"), Asks("a"), Asks("m"), Asks("n"), Asks("n")]
+    table.admit(*asks)
+    first, moved, behind, other, waits = asks
+    assert [each.at for each in asks] == ["m#0", "", "", "m#1", ""]
+    table.apply(model(ZERO), model(ONE, name="n", aliases=("a",)))
+    assert table.balance.queued() == {"m": 1, "n": 2}
+    table.balance.release(first.model, "m#0")
+    assert behind.at == "m#0", "it waits for its own model only"
+    table.balance.release(other.model, "m#1")
+    table.balance.release("n", "m#1")
+    assert (moved.at, waits.at) == ("m#1", "m#1")
+    assert table.balance.queued() == {}
+
+
+def test_who_waits_keeps_its_deadline_when_its_alias_moves() -> None:
+    table = Table(model(ZERO, aliases=("a",)), model(ONE, name="n"), queue_timeout_s=30.0)
+    moved = Asks("a")
+    table.admit(Asks("m"), Asks("n"), moved)
+    table.now = 29.0
+    table.apply(model(ZERO), model(ONE, name="n", aliases=("a",)))
+    table.balance.expire()
+    assert not moved.status
+    table.now = 30.0
+    table.balance.expire()
+    assert moved.status == 503
+
+
+def test_a_replica_that_loses_many_answers_at_once_has_failed_once() -> None:
+    table = Table(model(ZERO, ONE))
+    for _ in range(32):
+        table.balance.failed(ZERO, "it closed the connection")
+    assert table.balance.sick["m#0"].until == 1.0
+    table.now = 1.0
+    for _ in range(32):
+        table.balance.failed(ZERO, "it cannot be reached")
+    assert table.balance.sick["m#0"].until == 3.0
+
+
+@pytest.mark.parametrize("now_there", [(replica(3, "m#0", slots=1), ONE), (ONE,)])
+def test_what_fails_at_an_address_that_is_over_says_nothing_about_the_new_one(now_there: tuple[Any, ...]) -> None:
+    table = Table(model(ZERO, ONE))
+    table.apply(model(*now_there))
+    table.balance.failed(ZERO, "it closed the connection")
+    assert not table.balance.sick
+
+
+def test_a_replica_that_is_ready_anew_is_not_passed_over_for_what_it_did_before() -> None:
+    table = Table(model(ZERO, ONE))
+    table.balance.failed(ZERO, "it closed the connection")
+    table.apply(model(ZERO, ONE))
+    assert table.balance.sick
+    table.apply(model(replica(1, "m#0", slots=1, ready=False), ONE))
+    assert table.balance.sick
+    table.apply(model(ZERO, ONE))
+    assert not table.balance.sick
