@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import textwrap
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, get_args, get_origin
@@ -110,6 +111,26 @@ def test_the_examples_are_valid() -> None:
     assert server.loads(example("server.yaml"), "example").engine_specs[0].sources[-1] == "github"
     assert load_profile(example("Profiles"), "example").replicas == 2
     assert load_text(example("ctl.yaml"), "example", CtlFile).current_context == "lab"
+
+
+def test_the_files_of_the_quickstart_are_valid_as_they_stand() -> None:
+    from llmgw.agent import settings as agent
+
+    blocks = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "quickstart.md").read_text(), re.DOTALL)
+    on_server, on_node, profile = map(textwrap.dedent, blocks)
+    assert server.loads(on_server, "server.yaml").agents.tls is not None
+    assert agent.loads(on_node, "agent.yaml").tls is not None
+    assert load_profile(profile, "profile.yaml").replicas == 1
+
+
+OPTION = re.compile(r"(?<![\w-])(--[a-z][a-z-]+)")
+
+
+def test_every_option_of_llmgw_up_the_quickstart_names_exists() -> None:
+    from llmgw.up.command import command as up
+
+    text = (ROOT / "docs" / "quickstart.md").read_text().split("## Asking it")[0]
+    assert set(OPTION.findall(text)) <= {name for option in up.params for name in option.opts}
 
 
 def every_command(command: click.Command, path: str) -> Iterator[str]:

@@ -12,6 +12,7 @@ from click.testing import CliRunner, Result
 
 from llmgw.ctl.certs import cert
 from llmgw.errors import PkiError
+from llmgw.server import settings as server_settings
 from llmgw.wire.tls import TlsFiles, client_context, server_context
 
 
@@ -24,9 +25,15 @@ def test_from_nothing_to_certificates_that_tls_accepts(tmp_path: Path) -> None:
     assert _run("init", "--dir", str(pki)).exit_code == 0
     server = _run("issue-server", "gw.test", "--san", "127.0.0.1", "--san", "localhost", "--dir", str(pki))
     assert server.stdout == f"issued `{pki}/gw.test.pem`, key `{pki}/gw.test-key.pem`\n"
+    # what is printed goes into the file as it is
+    told = server.stderr.strip().removeprefix("agents.tls in server.yaml: ")
+    written = server_settings.loads(f"agents:\n  listen: 0.0.0.0:7443\n  tls: {told}\n", "server.yaml").agents.tls
+    assert written is not None
+    server_context(TlsFiles(written.ca, written.cert, written.key))
     node = _run("issue-client", "gpu-a-01", "--dir", str(pki))
     assert node.stderr == (
-        "tls in agent.yaml: {ca: ca.pem, cert: gpu-a-01.pem, key: gpu-a-01-key.pem}\n"
+        "copy them to the node; tls in agent.yaml: "
+        "{ca: /etc/llmgw/ca.pem, cert: /etc/llmgw/gpu-a-01.pem, key: /etc/llmgw/gpu-a-01-key.pem}\n"
         f"all three in one file: `{pki}/gpu-a-01-bundle.pem`\n"
     )
     assert _run("issue-operator", "anna", "--dir", str(pki)).exit_code == 0

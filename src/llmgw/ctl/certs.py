@@ -14,6 +14,8 @@ import click
 if TYPE_CHECKING:
     from llmgw.pki.authority import Issued
 
+NODE_DIR = Path("/etc/llmgw")
+
 _directory = click.option(
     "--dir",
     "directory",
@@ -66,7 +68,11 @@ def issue_client(node: str, directory: Path, days: int, replace: bool) -> None:
     """Issue the certificate of the node NODE (its `node_id`)."""
     from llmgw.pki.authority import issue_node as issue
 
-    _say(issue(directory, node, days=days, replace=replace, now=time.time()), "tls in agent.yaml")
+    _say(
+        issue(directory, node, days=days, replace=replace, now=time.time()),
+        "copy them to the node; tls in agent.yaml",
+        NODE_DIR,
+    )
 
 
 @cert.command("issue-operator")
@@ -165,9 +171,11 @@ def list_(directory: Path, output: str) -> None:
         click.echo(line)
 
 
-def _say(made: Issued, where: str) -> None:
+def _say(made: Issued, where: str, there: Path | None = None) -> None:
+    """`there`: the directory the files are copied to, None for where they are."""
     click.echo(f"issued `{made.cert}`, key `{made.key}`")
     if where:
-        click.echo(f"{where}: {{ca: {made.ca.name}, cert: {made.cert.name}, key: {made.key.name}}}", err=True)
+        ca, own, key = (there / path.name if there else path.absolute() for path in (made.ca, made.cert, made.key))
+        click.echo(f"{where}: {{ca: {ca}, cert: {own}, key: {key}}}", err=True)
     if made.bundle is not None:
         click.echo(f"all three in one file: `{made.bundle}`", err=True)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shlex
+import shutil
 import sys
 import zipfile
 from pathlib import Path
@@ -16,6 +18,17 @@ def own_argv() -> list[str]:
         flags = [flag for flag, on in (("-I", sys.flags.isolated), ("-S", sys.flags.no_site)) if on]
         return [sys.executable, *flags, str(started.resolve())]
     return [sys.executable, "-m", "llmgw"]
+
+
+def own_words() -> str:
+    """What a person types in this shell to run this llmgw again: `llmgw` only where that is this one."""
+    started = Path(sys.argv[0]) if sys.argv and sys.argv[0] else None
+    if started is not None and started.name == "llmgw" and os.access(started, os.X_OK):
+        found = shutil.which("llmgw")
+        if found is not None and Path(found).samefile(started):
+            return "llmgw"
+        return shlex.quote(str(started.absolute()))
+    return shlex.join(own_argv())
 
 
 def own_env() -> dict[str, str]:

@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -14,6 +15,9 @@ from llmgw.errors import LlmgwError
 from llmgw.up.choice import ENGINE, choose
 from llmgw.up.talk import Talk
 from llmgw.up.watch import Watch
+
+if TYPE_CHECKING:
+    from llmgw.up.parts import Parts
 
 QUESTION = "What is the capital of France?"
 
@@ -73,7 +77,10 @@ def _serve(state: Path, listen: str, model: str | None, question: str, once: boo
             parts.start("agent", "--stop-engines")
             talk.await_ready(choice.model_name, give_up=once)
             if not stop.is_set():
-                _answer(talk, choice.model_name, question, parts.url, watch)
+                _answer(talk, choice.model_name, question)
+            if not stop.is_set() and not once:
+                for line in _invitation(parts, choice.model_name):
+                    watch.line(line)
             while not once and not stop.wait(0.5):
                 parts.check()
         finally:
@@ -84,13 +91,23 @@ def _serve(state: Path, listen: str, model: str | None, question: str, once: boo
         raise LlmgwError("stopped before the answer", hint="run it again: what was fetched is kept")
 
 
-def _answer(talk: Talk, name: str, question: str, url: str, watch: Watch) -> None:
+def _answer(talk: Talk, name: str, question: str) -> None:
     click.echo(f"\n> {question}")
     for piece in talk.ask(name, question):
         sys.stdout.write(piece)
         sys.stdout.flush()
     click.echo("\n")
+
+
+def _invitation(parts: Parts, name: str) -> tuple[str, ...]:
+    """What to do with it now, in lines that can be pasted into the shell `up` was started from."""
+    from llmgw.system.selfexec import own_words
+
     body = f'{{"model": "{name}", "messages": [{{"role": "user", "content": "Hello"}}]}}'
-    watch.line(f"cluster page:  {url}/")
-    watch.line(f"ask it:        curl {url}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'")
-    watch.line("look at it:    llmgw ctl nodes")
+    where = "" if parts.state == default_state().expanduser().resolve() else parts.ctl_options() + " "
+    return (
+        f"cluster page:  {parts.url}/",
+        f"ask it:        curl {parts.url}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'",
+        f"look at it:    {own_words()} ctl {where}nodes",
+        "stop it:       Ctrl-C",
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import socket
 import time
@@ -27,6 +28,10 @@ class Parts:
         self.url = f"http://{listen}"
         self.token_file = state / "server" / "admin.token"
         self._running: dict[str, Daemon] = {}
+
+    def ctl_options(self) -> str:
+        """What `llmgw ctl` has to be told where it does not find this one by itself."""
+        return f"--server {self.url} --token-file {shlex.quote(str(self.token_file))}"
 
     def configure(self, choice: Choice) -> None:
         """Write both configuration files and the context for `llmgw ctl`."""
