@@ -12,6 +12,8 @@ from llmgw.errors import ApiError, ConfigError, HttpError, Unreachable
 
 BASE = "/api/v1"
 _LIMIT = 64 << 20
+# how a port that waits for a TLS handshake may answer a request in the clear
+_HUNG_UP = ("without an answer", "reset the connection", "does not speak HTTP")
 
 
 class Answer(Protocol):
@@ -118,12 +120,29 @@ class Client:
 
     def _unreachable(self, error: HttpError) -> Unreachable:
         where = self._where
+        if error.code == "tls-files":
+            # nothing was asked yet: a file on this side is wrong
+            hint = error.hint or f"see {where.origin}"
+            return Unreachable(error.message, cause=error.cause, hint=hint, code=error.code)
         hint = "start one with `llmgw up` or `llmgw server`, or name yours with `--server URL` or `LLMGW_SERVER`"
         if where.origin != "the default":
             hint = f"check that it runs and that the address is right (it comes from {where.origin})"
-        if error.hint:
-            hint = error.hint
-        return Unreachable(f"no llmgw server at `{where.server}`", cause=error.cause or error.message, hint=hint)
+        message, cause = f"no llmgw server at `{where.server}`", error.cause or error.message
+        if where.server.startswith("https://"):
+            from llmgw.system import http_words  # brings ssl, which questions in the clear do without
+
+            trouble = http_words.tls_trouble(error)
+            if trouble is not None:
+                message, hint = f"no secure connection to `{where.server}`", trouble or hint
+                if trouble == http_words.TRUST:
+                    trusted = f"`{where.ca}` (`ca` of {where.origin})" if where.ca else "this machine's own"
+                    hint = (
+                        f"trusted are the CAs of {trusted}; name its CA under `ca` of a context in "
+                        "`~/.config/llmgw/ctl.yaml`, or in `SSL_CERT_FILE`"
+                    )
+        elif any(words in cause for words in _HUNG_UP):
+            hint = f"if it serves TLS, write `https://`; {hint}"
+        return Unreachable(message, cause=cause, hint=error.hint or hint)
 
     def _read(self, answer: Answer) -> dict[str, Any]:
         try:

@@ -267,14 +267,20 @@ class Http:
                 self._tls = context
             except (OSError, ssl.SSLError) as error:
                 raise HttpError(
-                    f"cannot read the authorities in `{self._ca_file}`", cause=http_words.os_words(error)
+                    f"cannot read the authorities in `{self._ca_file}`",
+                    cause=http_words.tls_file_words(error),
+                    code="tls-files",
                 ) from error
             if self._certificate is not None:
                 try:
                     self._tls.load_cert_chain(*self._certificate)
                 except (OSError, ssl.SSLError) as error:
-                    path, self._tls = self._certificate[0], None
-                    raise HttpError(f"cannot use the certificate `{path}`", cause=http_words.os_words(error)) from error
+                    (cert, key), self._tls = self._certificate, None
+                    raise HttpError(
+                        f"cannot use the certificate `{cert}` with the key `{key}`",
+                        cause=http_words.tls_file_words(error),
+                        code="tls-files",
+                    ) from error
         return self._tls
 
 

@@ -17,6 +17,11 @@ _ERRNO_WORDS = {
     errno.ETIMEDOUT: "timed out",
 }
 
+# X509_V_ERR_* of x509_vfy.h: not yet valid, expired; wrong host name, wrong IP address
+_DATES = (9, 10)
+_NAMES = (62, 64)
+TRUST = "trust the CA that issued its certificate"
+
 
 def shown(url: str) -> str:
     """A URL as it may be shown: without user, password, query (signed URLs carry their secret there) and fragment."""
@@ -51,6 +56,31 @@ def peer(url: str) -> str:
 def os_words(error: BaseException) -> str:
     """An OSError in the kernel's words."""
     return getattr(error, "strerror", None) or str(error)
+
+
+def tls_file_words(error: OSError) -> str:
+    """Why a certificate, a key or a list of authorities could not be loaded."""
+    if not isinstance(error, ssl.SSLError):
+        return os_words(error)
+    if error.reason == "KEY_VALUES_MISMATCH":
+        return "the key does not belong to the certificate"
+    return f"it holds nothing of that kind in PEM form ({(error.reason or 'not readable').lower().replace('_', ' ')})"
+
+
+def tls_trouble(error: BaseException) -> str | None:
+    """What to do when a TLS connection did not come about, "" when nobody knows; None for any other failure."""
+    for each in chain(error):
+        if isinstance(each, ssl.SSLCertVerificationError):
+            if each.verify_code in _DATES:
+                return "give the server a new certificate, and look at the clocks of both machines"
+            if each.verify_code in _NAMES:
+                return "ask at a name or address its certificate was issued for"
+            return TRUST
+        if isinstance(each, ssl.SSLError):
+            if each.reason in ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE"):
+                return "what answers there does not speak TLS: write `http://`, or name another port"
+            return ""
+    return None
 
 
 def chain(error: BaseException) -> list[BaseException]:
