@@ -9,6 +9,7 @@ import time
 import urllib.error
 
 import pytest
+from attrs import evolve
 from supervise_fakes import Bench, alive, ask, spec, status_of, wait_for
 
 from llmgw.domain.engines import InstalledEngine
@@ -60,6 +61,13 @@ def test_a_changed_spec_starts_anew_after_giving_up(bench: Bench) -> None:
     wait_for(supervisor, ReplicaState.FAILED, where=lambda status: "gave up" in status.words)
     supervisor.set_desired([spec(bench, digest="d2")], 1)
     assert wait_for(supervisor, ReplicaState.READY).restarts == 0
+
+
+def test_a_model_that_is_not_there_is_named_whatever_the_engine_could_say(bench: Bench) -> None:
+    supervisor = bench.supervisor("--crash-at-start", "1", restarts=RestartPolicy(100.0))
+    supervisor.set_desired([evolve(spec(bench), model="/nonexistent/model.gguf")], 1)
+    words = wait_for(supervisor, ReplicaState.FAILED).words
+    assert words.startswith("exited 1: the model `/nonexistent/model.gguf` is not on this node")
 
 
 def test_a_signal_is_told_by_name(bench: Bench) -> None:

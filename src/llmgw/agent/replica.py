@@ -19,7 +19,7 @@ from llmgw.agent.handles import Handle
 from llmgw.agent.health import Check, Health, Watch, silence_words
 from llmgw.agent.run import MISSES, Run
 from llmgw.agent.starting import Tools, forget, save, start_engine
-from llmgw.agent.weights import Where
+from llmgw.agent.weights import Where, is_missing
 from llmgw.domain.engines import Progress
 from llmgw.domain.replicas import ReplicaSpec, ReplicaState, ReplicaStatus
 from llmgw.domain.restarts import EngineExit, GiveUp, decide_restart
@@ -245,7 +245,8 @@ class Replica:
         doubt = self._tools.devices.taken(spec.gpus)
         handle, child = start_engine(self._tools, spec, engine, model.path, self._restarts)
         self._tools.devices.note_entered(spec.gpus)
-        self._begin(handle, child, adopted=False).doubt = doubt
+        run = self._begin(handle, child, adopted=False)
+        run.doubt, run.model = doubt, model.path
         if doubt:
             _LOG.warning("`%s`: started all the same: %s", self.replica_id, doubt)
             before += f"; {doubt}"
@@ -351,6 +352,9 @@ class Replica:
             words = run.failure
         else:
             said = logs.telling(lines, was_ready=run.proven)
+            if not run.proven and run.model not in said and is_missing(run.model):
+                # an engine may lose its last lines when it ends
+                said = f"the model `{run.model}` is not on this node"
             words = f"{exit_words}: {said}" if said else exit_words
             if run.proven:
                 words = f"ended after {format_duration(run.ready_for_s(now))} of being ready: {words}"

@@ -48,6 +48,7 @@ class Run:
         self.failure = ""
         self.unfit = ""
         self.doubt = ""
+        self.model = ""
         self.proven = False
         self.ready_since: float | None = None
         self.misses = 0

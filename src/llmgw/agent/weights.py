@@ -209,6 +209,14 @@ class Weights:
         self.on_change()
 
 
+def is_missing(path: str) -> bool:
+    """Whether a model's path is known to lead nowhere; "" and one that cannot be looked at are not."""
+    try:
+        return bool(path) and not Path(path).exists()
+    except OSError:
+        return False
+
+
 def short_name(model: str) -> str:
     """A source's file name: what people know it by, without its address, query or digest."""
     text = model.partition("#")[0].partition("?")[0]
