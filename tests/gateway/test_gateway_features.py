@@ -178,3 +178,17 @@ def test_pages_of_the_configured_origin_may_ask(start: Callable[..., Gateway]) -
     assert headers["access-control-allow-origin"] == "https://chat.example.org"
     status, headers, _ = made.fetch("POST", "/v1/chat/completions", ask(), as_key("ann"))
     assert (status, headers["access-control-allow-origin"]) == (200, "https://chat.example.org")
+    assert headers["access-control-expose-headers"] == "*"
+
+
+def test_a_page_may_send_the_headers_of_its_client_library(start: Callable[..., Gateway]) -> None:
+    made = start("--cors-origins", "*")
+
+    def allowed(asked: str) -> str:
+        headers = {"Origin": "https://a.example", "Access-Control-Request-Headers": asked}
+        return made.fetch("OPTIONS", "/v1/messages", headers=headers)[1]["access-control-allow-headers"]
+
+    asked = "authorization,content-type,x-stainless-lang,anthropic-dangerous-direct-browser-access"
+    assert allowed(asked) == asked
+    for strange in ("a b", "x\xff", ",", ",".join(["x"] * 100)):
+        assert allowed(strange) == allowed("")

@@ -40,6 +40,24 @@ def test_errors_become_the_clients_own_exceptions(plane: Gateway, client: openai
     assert "node-a: out of memory" in refused.value.message
 
 
+def test_a_refused_model_is_told_at_once_and_one_that_is_coming_is_asked_for_again(plane: Gateway):
+    plane.routes(
+        model(name="refused", state="refused", words="no node has room"),
+        model(name="failed", state="failed", words="ended; next try in 2s"),
+    )
+    messages = [{"role": "user", "content": "hi"}]
+    with openai.OpenAI(base_url=f"http://127.0.0.1:{plane.port}/v1", api_key="any", max_retries=1) as client:
+        before = plane.metric("llmgw_requests_total")
+        with pytest.raises(openai.InternalServerError, match="no node has room") as refused:
+            client.chat.completions.create(model="refused", messages=messages)
+        assert plane.metric("llmgw_requests_total") == before + 1
+        assert refused.value.response.headers["retry-after"] == "30"
+        with pytest.raises(openai.InternalServerError, match="next try") as failed:
+            client.with_options(max_retries=0).chat.completions.create(model="failed", messages=messages)
+    assert failed.value.response.headers["retry-after"] == "5"
+    assert "x-should-retry" not in failed.value.response.headers
+
+
 def test_an_engine_that_dies_in_a_stream_is_an_exception_not_an_end(plane: Gateway, client: openai.OpenAI):
     plane.routes(model(replica(plane.engine("--crash-after-tokens", "2", "--token-interval", "0.02"))))
     texts = []

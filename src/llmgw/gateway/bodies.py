@@ -7,7 +7,7 @@ import re
 import msgspec
 
 from llmgw.domain.routing import Caps
-from llmgw.gateway.errors import RequestRefused, malformed, refuse
+from llmgw.gateway.errors import Answer, RequestRefused, malformed, refuse
 
 _SIZE = re.compile(rb"([0-9A-Fa-f]{1,12})(?:;[\t\x20-\x7e]*)?")
 _TRAILER = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+:[^\x00-\x08\x0a-\x1f\x7f]*")
@@ -108,7 +108,7 @@ def read_asked(body: bytes | bytearray) -> Asked:
     """Read `model` and `stream`.
 
     Raises:
-        RequestRefused: 400, the body is not a JSON object or `model` is missing or no string.
+        RequestRefused: 400 (the body is not a JSON object, or `model` is missing or no string) or 415 (compressed).
     """
     try:
         asked = _DECODER.decode(body)
@@ -119,12 +119,23 @@ def read_asked(body: bytes | bytearray) -> Asked:
             refuse(400, f"the request body is not what this endpoint takes: {words}", code="invalid_type", param=param)
         ) from error
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise RequestRefused(
-            refuse(400, f"the request body is not valid JSON: {error}", code="invalid_json")
-        ) from error
+        raise RequestRefused(_no_json(bytes(body[:4]), str(error))) from error
     if not asked.model:
         raise RequestRefused(refuse(400, "the request names no `model`", code="missing_model", param="model"))
     return asked
+
+
+def _no_json(start: bytes, why: str) -> Answer:
+    if start.startswith((b"\x1f\x8b", b"\x28\xb5\x2f\xfd")):
+        words = "the request body is compressed; this gateway reads it only without a `content-encoding`"
+        return refuse(415, words, code="unsupported_encoding")
+    if not start:
+        why = "it is empty"
+    elif start.startswith((b"\xff\xfe", b"\xfe\xff")) or b"\x00" in start:
+        why = "it is UTF-16 or UTF-32; send UTF-8"
+    elif start.startswith(b"\xef\xbb\xbf"):
+        why = "it begins with a byte order mark; leave that out"
+    return refuse(400, f"the request body is not valid JSON: {why}", code="invalid_json")
 
 
 _PREFIX = 512

@@ -97,13 +97,16 @@ def not_ready(model: RouteModel, waited_s: float | None = None) -> Answer:
     if waited_s is not None:
         words = f"{words} (waited {waited_s:.0f} s)"
     loading = model.state == "loading"
+    refused = model.state in ("refused", "off")
     return refuse(
         503,
         words,
         kind="server_error",
         code="model_loading" if loading else "model_not_ready",
-        retry_after_s=5 if loading else 30,
+        retry_after_s=30 if refused else 5,
         extra=_state(model),
+        # the public clients would wait twice that long by themselves before anybody reads why
+        headers=(("x-should-retry", "false"),) if refused else (),
     )
 
 

@@ -155,6 +155,11 @@ def incomplete_is_hopeless(raw: bytes) -> bool:
     return raw.count(b"\n") != raw.count(b"\r\n")
 
 
+def speaks_tls(raw: bytes) -> bool:
+    """Whether this is the beginning of a TLS handshake: its client would wait for an answer that never comes."""
+    return raw.startswith(b"\x16\x03")
+
+
 def _framing(head: RequestHead, seen: dict[bytes, bytes]) -> None:
     coding = seen.get(b"transfer-encoding")
     length = seen.get(b"content-length")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from llmgw.gateway.dialects import serve_class
 from llmgw.gateway.errors import RequestRefused
 from llmgw.gateway.surface import model_problem
 
@@ -19,10 +20,10 @@ class Lane:
 
     Attributes:
         model, key: where to, and for whom. key_name: "" for an anonymous one. budget: what bounds the key's requests.
-        many: there are several replicas to choose from.
+        many: there are several replicas to choose from. serve: the class of its requests, by the API they speak.
     """
 
-    __slots__ = ("budget", "caps", "key", "key_name", "many")
+    __slots__ = ("budget", "caps", "key", "key_name", "many", "serve")
 
     def __init__(self, plane: Plane, known: Known, name: str) -> None:
         self.key = known.key
@@ -31,6 +32,7 @@ class Lane:
         model = plane.balance.models[name]
         self.caps = model.caps
         self.many = len(model.replicas) > 1
+        self.serve = serve_class(known.head.path)
 
 
 def find_lane(plane: Plane, known: Known, name: str) -> Lane:

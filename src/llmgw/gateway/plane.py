@@ -160,7 +160,9 @@ class Plane:
 
 
 def cors_lines(origins: str) -> bytes:
-    """The header that lets pages of other origins read answers; "" is none, `*` all."""
+    """The lines that let pages of other origins read answers and their headers; "" is none, `*` all."""
     if not origins:
         return b""
-    return b"access-control-allow-origin: %b\r\n" % origins.encode("ascii", "replace")
+    origin = origins.encode("ascii", "replace")
+    # without the second line a page sees neither request ids nor how long to wait
+    return b"access-control-allow-origin: %b\r\naccess-control-expose-headers: *\r\n" % origin

@@ -9,18 +9,19 @@ from typing import Any
 from llmgw.domain.routing import RouteKey
 from llmgw.gateway.admin import AdminRelay
 from llmgw.gateway.bodies import ChunkedBody, apply_caps, prefix_of, read_asked, too_large
+from llmgw.gateway.dialects import anthropic_error, is_anthropic
 from llmgw.gateway.errors import Answer, RequestRefused, malformed, refuse, status_line
 from llmgw.gateway.forms import read_form
-from llmgw.gateway.head import DIGITS, Known, RequestHead, incomplete_is_hopeless, read_head
+from llmgw.gateway.head import DIGITS, Known, RequestHead, incomplete_is_hopeless, read_head, speaks_tls
 from llmgw.gateway.keys import check_expiry
 from llmgw.gateway.lane import find_lane
 from llmgw.gateway.plane import Plane
 from llmgw.gateway.relay import Relay
-from llmgw.gateway.serve import Serve
 from llmgw.gateway.surface import Goal, aim
 from llmgw.gateway.tls import operator_of
 
 _LINGER_S = 2.0
+_LINGER_MOST_S = 30.0
 _FLUSH_S = 30.0
 _BODY_BYTES_PER_S = 32 << 10
 
@@ -57,6 +58,7 @@ class Client(asyncio.Protocol):
         self._chunks: ChunkedBody | None = None
         self._relay: Relay | None = None
         self._deadline: float | None = None
+        self._linger_until = 0.0
         self._spilt = False
         self._choked = False
 
@@ -107,6 +109,9 @@ class Client(asyncio.Protocol):
                 self.keep, self._buf, self._spilt = False, b"", True
             elif self.keep:
                 self._buf += data
+        elif not self.plane.draining and self._deadline is not None:
+            # still sending what nobody reads: a slow client gets to see the answer too
+            self._deadline = max(self._deadline, min(self.plane.now() + _LINGER_S, self._linger_until))
 
     def abort(self) -> None:
         """Cut the connection: the only honest end of an answer that cannot be completed."""
@@ -119,17 +124,20 @@ class Client(asyncio.Protocol):
         head = self._head
         if answer.close or self.plane.draining:
             self.keep = False
+        body, more = answer.body, b""
+        if head is not None and is_anthropic(head.path):
+            body, more = anthropic_error(answer.status, body, self._id), b"request-id: %b\r\n" % self._id
         lines = [status_line(answer.status), b"content-type: %b\r\n" % answer.content_type.encode("ascii")]
         lines += [f"{name}: {value}\r\n".encode("latin-1", "replace") for name, value in answer.headers]
         if head is not None:
-            lines.append(b"x-request-id: %b\r\n%b" % (self._id, self.plane.cors))
+            lines.append(b"x-request-id: %b\r\n%b%b" % (self._id, more, self.plane.cors))
         if answer.status != 204:
-            lines.append(b"content-length: %d\r\n" % len(answer.body))
+            lines.append(b"content-length: %d\r\n" % len(body))
         if not self.keep:
             lines.append(b"connection: close\r\n")
         lines.append(b"\r\n")
         if head is None or head.method != "HEAD":
-            lines.append(answer.body)
+            lines.append(body)
         self.transport.write(b"".join(lines))
         self.answered(self.plane.now())
 
@@ -150,6 +158,8 @@ class Client(asyncio.Protocol):
         self.keep = False
         if self._stage is _HEAD and not self._buf:
             self._close(linger=False)
+        elif self._relay is not None:
+            self._relay.drain()
 
     def check(self, now: float) -> None:
         """Judge the deadline of whatever the client is to do next."""
@@ -206,6 +216,8 @@ class Client(asyncio.Protocol):
                 )
             if incomplete_is_hopeless(buf):
                 raise malformed("a line of the request head does not end in CR LF")
+            if speaks_tls(buf):
+                raise malformed("this is TLS, and the gateway speaks plain HTTP here: use `http://`")
             self._deadline = min(self._deadline or 0.0, self.plane.now() + options.head_timeout_s)
             return False
         plane = self.plane
@@ -301,20 +313,20 @@ class Client(asyncio.Protocol):
         """The request is here whole: send it where it goes."""
         self._stage = _BUSY
         self._deadline = None
-        plane, key = self.plane, self._key
+        plane, key, known = self.plane, self._key, self._known
         if self._goal is Goal.ADMIN:
             admin = AdminRelay(plane, self, head, self._id, body)
             self._begin(admin)
             admin.start()
             return
-        if key is not None and key.expires is not None:
-            check_expiry(key)
-        asked = read_asked(body) if head.boundary is None else read_form(body, head.boundary)
-        known = self._known
         assert known is not None
         if known.epoch is not plane.heads.epoch:
             # a snapshot came while the body did
+            key = self._key = plane.keys.check(head)
             known = self._known = Known(b"", head, self._goal, key, plane.heads.epoch)
+        if key is not None and key.expires is not None:
+            check_expiry(key)
+        asked = read_asked(body) if head.boundary is None else read_form(body, head.boundary)
         lane = known.lanes.get(asked.model)
         if lane is None:
             lane = find_lane(plane, known, asked.model or "")
@@ -325,7 +337,7 @@ class Client(asyncio.Protocol):
                 raise RequestRefused(plane.keys.limited(lane.key, over))
         if lane.caps is not None:
             body = apply_caps(body, head.path, lane.caps)
-        serve = Serve(plane, self, head, self._id, body, asked, lane, now)
+        serve = lane.serve(plane, self, head, self._id, body, asked, lane, now)
         if lane.many:
             serve.prefix = prefix_of(asked)
         self._relay = serve
@@ -344,7 +356,7 @@ class Client(asyncio.Protocol):
         self._buf = b""
         now = self.plane.now()
         if linger and not self.transport.is_closing():
-            self._deadline = now + _LINGER_S
+            self._deadline, self._linger_until = now + _LINGER_S, now + _LINGER_MOST_S
             if self.transport.can_write_eof():
                 self.transport.write_eof()
         else:

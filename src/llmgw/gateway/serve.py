@@ -14,6 +14,7 @@ from llmgw.gateway.usage import Tokens, strip_usage
 
 _EVENT_END = b"\n\n\r\n"
 _EDGE = 64 << 10
+_USAGE = 4 << 10
 _CUT_LIMIT = 64 << 10
 
 
@@ -64,6 +65,8 @@ class Serve(Asking):
     def on_data(self, upstream: Upstream, data: bytes, ended: bool) -> None:
         """A part of the body: watched for tokens, and written at once where it is a stream."""
         if not self._events:
+            if self.status == 200 and not self._hold:
+                self._scan(deframe(data) if upstream.framed and data else data)
             super().on_data(upstream, data, ended)
             return
         now = self.last = self.plane.now()
@@ -239,16 +242,11 @@ class Serve(Asking):
         super()._send(data, framed, ended)
 
     def _scan(self, data: bytes) -> None:
-        """A large answer on its way through: usage is looked for at the edges of what is read."""
-        window = self._tail[-_EDGE:] + data
+        """A part of a large answer on its way through: usage may be cut in two."""
+        window = self._tail + data
         if b'"usage"' in window:
             self._read_usage(window if len(window) <= 2 * _EDGE else window[:_EDGE] + b"\n" + window[-_EDGE:])
-        self._tail = data
-
-    def _event(self, answer: Answer) -> bytes:
-        if self.head.path.startswith("/v1/messages"):
-            return b"event: error\ndata: " + answer.body + b"\n\n"
-        return super()._event(answer)
+        self._tail = window[-_USAGE:]
 
     def _fail(self, answer: Answer) -> None:
         self.partial = self._written or self.partial

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from datetime import UTC, datetime
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
@@ -12,18 +14,15 @@ from llmgw.domain.routing import RouteKey, RouteModel
 from llmgw.gateway import errors
 from llmgw.gateway.errors import Answer, RequestRefused, refuse
 from llmgw.gateway.forms import FORM_PATHS, boundary_of
-from llmgw.gateway.head import RequestHead
+from llmgw.gateway.head import RequestHead, header_lines
 from llmgw.gateway.keys import forbidden, may_use
 from llmgw.gateway.stats import prometheus
 
 if TYPE_CHECKING:
     from llmgw.gateway.plane import Plane
 
-_PREFLIGHT = (
-    ("access-control-allow-methods", "GET, POST, OPTIONS"),
-    ("access-control-allow-headers", "authorization, content-type, x-api-key, x-request-id, anthropic-version"),
-    ("access-control-max-age", "600"),
-)
+_ALLOWED_HEADERS = b"authorization, content-type, x-api-key, x-request-id, anthropic-version"
+_NAMES = re.compile(rb"[A-Za-z0-9_-]{1,64}(?:[ \t]*,[ \t]*[A-Za-z0-9_-]{1,64}){0,63}")
 CORE = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")
 
 
@@ -43,12 +42,12 @@ def aim(plane: Plane, head: RequestHead) -> tuple[Goal | Answer, RouteKey | None
     path = head.path
     if path.startswith("/v1/") or path == "/v1":
         if head.method == "OPTIONS" and plane.cors:
-            return Answer(204, b"", headers=_PREFLIGHT), None
+            return _preflight(head), None
         key = plane.keys.check(head)
         if path == "/v1/models":
             _only_get(head)
             return _models(plane, key), key
-        if path.startswith("/v1/models/"):
+        if path.startswith("/v1/models/") and path != "/v1/models/":
             _only_get(head)
             return _one_model(plane, key, unquote(path[len("/v1/models/") :])), key
         if path in CORE or path in plane.balance.paths:
@@ -57,7 +56,7 @@ def aim(plane: Plane, head: RequestHead) -> tuple[Goal | Answer, RouteKey | None
             if path in FORM_PATHS:
                 head.boundary = boundary_of(head.content_type)
             return Goal.MODEL, key
-        raise RequestRefused(_unknown_path(plane, head))
+        raise RequestRefused(_unknown_path(plane, head, _meant(plane, path)))
     if path == "/healthz":
         _only_get(head)
         return Answer(200, b'{"status":"ok"}'), None
@@ -69,6 +68,9 @@ def aim(plane: Plane, head: RequestHead) -> tuple[Goal | Answer, RouteKey | None
         plane.ledger.settle()
         text = prometheus(plane.stats, plane.balance, len(plane.clients))
         return Answer(200, text, "text/plain; version=0.0.4; charset=utf-8"), None
+    meant = _meant(plane, path)
+    if meant:
+        raise RequestRefused(_unknown_path(plane, head, meant))
     return Goal.ADMIN, None
 
 
@@ -100,7 +102,8 @@ def _models(plane: Plane, key: RouteKey | None) -> Answer:
     if table is None:
         return errors.no_routes()
     data = [_card(model) for model in table.models if may_use(key, model.name)]
-    return Answer(200, msgspec.json.encode({"object": "list", "data": data}))
+    ends = {"first_id": data[0]["id"] if data else None, "last_id": data[-1]["id"] if data else None}
+    return Answer(200, msgspec.json.encode({"object": "list", "data": data, "has_more": False, **ends}))
 
 
 def _one_model(plane: Plane, key: RouteKey | None, name: str) -> Answer:
@@ -113,11 +116,15 @@ def _one_model(plane: Plane, key: RouteKey | None, name: str) -> Answer:
 
 
 def _card(model: RouteModel) -> dict[str, Any]:
+    # `type`, `display_name` and `created_at` are the names of Anthropic's API
     return {
         "id": model.name,
         "object": "model",
         "created": model.created,
         "owned_by": model.engine,
+        "type": "model",
+        "display_name": model.name,
+        "created_at": datetime.fromtimestamp(model.created, UTC).isoformat().replace("+00:00", "Z"),
         "state": model.state,
         "words": errors.refusal_words(model),
         "context": model.context,
@@ -142,7 +149,34 @@ def _ready(plane: Plane) -> Answer:
     return Answer(200 if ready else 503, body)
 
 
-def _unknown_path(plane: Plane, head: RequestHead) -> Answer:
+def _preflight(head: RequestHead) -> Answer:
+    """What a page may send: the headers it asks for, since every client library sends some of its own."""
+    asked = [value for name, value in header_lines(head.fields) if name == b"access-control-request-headers"]
+    allowed = asked[0] if len(asked) == 1 and _NAMES.fullmatch(asked[0]) else _ALLOWED_HEADERS
+    headers = (
+        ("access-control-allow-methods", "GET, HEAD, POST, OPTIONS"),
+        ("access-control-allow-headers", allowed.decode("ascii")),
+        ("access-control-max-age", "600"),
+    )
+    return Answer(204, b"", headers=headers)
+
+
+def _meant(plane: Plane, path: str) -> str:
+    """The path of the API that a client with a wrong base URL was after, "" for none."""
+    if path.startswith("/api/"):
+        return ""
+    plain = "/" + "/".join(part for part in path.split("/") if part)
+    for there in (plain[max(0, plain.rfind("/v1/")) :], "/v1" + plain):
+        if there != path and (there == "/v1/models" or there in CORE or there in plane.balance.paths):
+            return there
+    return ""
+
+
+def _unknown_path(plane: Plane, head: RequestHead, meant: str) -> Answer:
+    if meant:
+        base = "a base URL ends in `/v1` for OpenAI's clients, before it for Anthropic's"
+        words = f"there is no {head.path[:128]}; the path is {meant}: {base}"
+        return refuse(404, words, code="unknown_path")
     there = ", ".join(sorted({*CORE, "/v1/models", *plane.balance.paths}))
     return refuse(404, f"there is no {head.method} {head.path[:128]}; there are: {there}", code="unknown_path")
 
