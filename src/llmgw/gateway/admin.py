@@ -86,6 +86,7 @@ class AdminRelay(Relay):
             if name not in dropped and name != b"x-request-id" and _VALUE.fullmatch(value):
                 lines.append(b"%b: %b\r\n" % (name, value))
                 if name == b"content-type" and value.startswith(b"text/event-stream"):
+                    self._endless = True  # a page that looks on comes again by itself
                     lines.append(b"x-accel-buffering: no\r\n")
         lines.append(b"x-request-id: %b\r\n" % self.request_id)
         return b"".join(lines)

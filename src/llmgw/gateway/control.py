@@ -51,6 +51,7 @@ class ControlLink:
         self._on_link = on_link
         self._on_other = on_other
         self._interval_s = interval_s
+        self._writer: asyncio.StreamWriter | None = None
 
     async def run(self) -> None:
         """Connect, listen, and when the other end goes, connect again after a random pause that grows to 2 s."""
@@ -70,9 +71,20 @@ class ControlLink:
                 _LOG.warning("the control process is away; going on with the last routing snapshot")
             await asyncio.sleep(random.uniform(0.05, min(_RETRY_MAX_S, 0.2 * 2.0 ** min(failures, 10))))
 
+    def tell(self) -> None:
+        """Send the reports now, if the control process is there and reads."""
+        writer = self._writer
+        if writer is None or writer.transport.get_write_buffer_size() >= _BACKLOG_LIMIT:
+            return
+        try:
+            writer.writelines([_line(message) for message in self._report()])
+        except Exception:
+            _LOG.exception("a report to the control process could not be made")
+
     async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._on_link(True)
         writer.write(_line(self._hello))
+        self._writer = writer
         sender = asyncio.get_running_loop().create_task(self._send_reports(writer))
         try:
             while line := await reader.readline():
@@ -83,6 +95,7 @@ class ControlLink:
             _LOG.exception("a message of the control process could not be obeyed")
         finally:
             sender.cancel()
+            self._writer = None
             self._on_link(False)
             writer.close()
             with contextlib.suppress(OSError):
@@ -90,8 +103,7 @@ class ControlLink:
 
     async def _send_reports(self, writer: asyncio.StreamWriter) -> None:
         while not writer.is_closing():
-            if writer.transport.get_write_buffer_size() < _BACKLOG_LIMIT:
-                writer.writelines([_line(message) for message in self._report()])
+            self.tell()
             await asyncio.sleep(self._interval_s)
 
     def _hear(self, line: bytes) -> None:

@@ -48,6 +48,7 @@ class Relay(ABC):
     _held_size = 0
     _prefix = b""
     _paused = False
+    _endless = False
     _task: Cancellable | None = None
 
     def __init__(
@@ -124,6 +125,12 @@ class Relay(ABC):
             self.client.abort()
         elif self.upstream is not None and now - self.began > options.total_timeout_s:
             self._late(f"the answer took longer than {options.total_timeout_s:g} s")
+
+    def drain(self) -> None:
+        """The process is about to end, and waits for open answers: one that has no end of its own ends now."""
+        if self._endless and not self._ended:
+            self._send(b"", False, True)
+            self._finish()
 
     def give_up(self, words: str) -> None:
         """The process ends: tell the client."""

@@ -25,6 +25,7 @@ from llmgw.gateway.tls import FrontFiles, FrontTls
 _LOG = logging.getLogger("llmgw.gateway")
 _SEND_BUFFER = 64 << 10
 _BACKLOG = 1024
+_LAST_WORDS_S = 3.0
 
 
 class Service:
@@ -85,6 +86,8 @@ class Service:
 
         def linked(connected: bool) -> None:
             plane.control_connected = connected
+            if not connected:
+                plane.hear("watch", {})  # whoever looked does so no longer
 
         link = ControlLink(self._control, hello, plane.report, plane.apply, drain.set, linked, plane.hear)
         tasks = [loop.create_task(link.run()), loop.create_task(_sweep(plane))]
@@ -92,6 +95,7 @@ class Service:
         try:
             await drain.wait()
             await self._drain(plane, server, killed)
+            await _settle_usage(plane, link)
         finally:
             for task in tasks:
                 task.cancel()
@@ -138,6 +142,19 @@ class Service:
         except OSError as error:
             _LOG.warning("each gateway counts its own requests only: `%s` cannot be used: %s", path, error)
             return None
+
+
+async def _settle_usage(plane: Plane, link: ControlLink) -> None:
+    """The usage of the last answers goes to the control process, if that is there and keeps it soon."""
+    deadline = plane.now() + _LAST_WORDS_S
+    plane.ledger.settle()
+    while plane.books.pending() and plane.control_connected and plane.now() < deadline:
+        link.tell()
+        batch = plane.books.batch
+        for _ in range(50):
+            if plane.books.batch is not batch or not plane.control_connected:
+                break
+            await asyncio.sleep(0.01)
 
 
 async def _sweep(plane: Plane) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import select
 import socket
 from collections.abc import Callable
@@ -11,9 +12,6 @@ from typing import Any, Protocol
 from llmgw.gateway.frames import Frames
 from llmgw.gateway.head import DIGITS, QUICK
 from llmgw.gateway.reply import HEAD_LIMIT, TOO_LARGE, AnswerBroken, Replies, Reply, around_length
-
-_REST_S = 0.5
-_FRESH_S = 0.005
 
 
 class Receiver(Protocol):
@@ -67,7 +65,7 @@ class Upstream(asyncio.Protocol):
         self._buf = b""
         self._last: tuple[bytes, bytes, int, Reply] | None = None
         self._left = 0
-        self._head_only = self._surplus = self.paused = False
+        self._head_only = self._surplus = self._large = self.paused = False
 
     def ask(self, receiver: Receiver, head: bytes, body: bytes | bytearray, head_only: bool = False) -> None:
         """Send a request; the answer goes to `receiver`. `head_only`: the answer to HEAD has no body."""
@@ -78,6 +76,7 @@ class Upstream(asyncio.Protocol):
         if len(body) <= 65536:
             self.transport.write(head + body)
         else:
+            self._large = True
             self.transport.write(head)
             self.transport.write(body)
 
@@ -86,6 +85,8 @@ class Upstream(asyncio.Protocol):
         reply = self._reply
         if not self.complete or reply is None or not reply.keep or reply.until_close:
             return False
+        if self._large and self.transport.get_write_buffer_size():
+            return False  # answered before it was read: what is left of the body must not be taken for a request
         return not (self._surplus or self._head_only or self.gone)
 
     def between_chunks(self) -> bool:
@@ -154,6 +155,8 @@ class Upstream(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self.gone = True
         self._forget(self)
+        if exc is not None:
+            self._read_rest()
         receiver, self.receiver = self.receiver, None
         if receiver is None:
             return
@@ -163,6 +166,12 @@ class Upstream(asyncio.Protocol):
             receiver.on_data(self, b"", True)
         else:
             receiver.lost(f"it closed the connection ({exc})" if exc else "it closed the connection")
+
+    def _read_rest(self) -> None:
+        """An engine that refuses a body may close before it is sent: its answer is here though writing failed."""
+        with contextlib.suppress(OSError):
+            while self.receiver is not None and (data := self.sock.recv(1 << 16)):
+                self.data_received(data)
 
     def _again(self, receiver: Receiver, last: tuple[bytes, bytes, int, Reply], data: bytes) -> bool:
         """A whole answer whose head is the last one's but for the length: nothing is left to be read in it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Annotated
 
 import msgspec
 
@@ -13,16 +14,20 @@ _OPTIONS = re.compile(rb'"stream_options"')
 _OPENING = {"/v1/chat/completions": 1, "/v1/messages": 2, "/v1/responses": 4}
 
 
+# what is no such number is not believed: sums, limits and the control process go by it
+_Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 40)]
+
+
 class _Said(msgspec.Struct, gc=False):
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
-    total_tokens: int | None = None
-    input_tokens: int | None = None
-    output_tokens: int | None = None
-    cache_read_input_tokens: int | None = None
-    cache_creation_input_tokens: int | None = None
-    prompt_n: int | None = None
-    predicted_n: int | None = None
+    prompt_tokens: _Count | None = None
+    completion_tokens: _Count | None = None
+    total_tokens: _Count | None = None
+    input_tokens: _Count | None = None
+    output_tokens: _Count | None = None
+    cache_read_input_tokens: _Count | None = None
+    cache_creation_input_tokens: _Count | None = None
+    prompt_n: _Count | None = None
+    predicted_n: _Count | None = None
     cache_n: int | None = None
 
 
@@ -68,14 +73,14 @@ class Tokens:
                 completion = said.output_tokens
             if prompt is None and completion is None and said.predicted_n is not None:
                 if self.prompt is None and said.prompt_n is not None:
-                    self.prompt = said.prompt_n + (said.cache_n or 0)
+                    self.prompt = said.prompt_n + min(max(0, said.cache_n or 0), 1 << 40)
                 if self.completion is None:
                     self.completion = said.predicted_n
                 continue
             if prompt is not None:
                 self.prompt = prompt
                 if completion is None and said.total_tokens is not None:
-                    completion = said.total_tokens - prompt
+                    completion = max(0, said.total_tokens - prompt)
             if completion is not None:
                 self.completion = completion
 
