@@ -43,13 +43,13 @@ INTERVAL_S = 5.0
 @click.pass_context
 def command(context: click.Context, file: Path | None, only_check: bool) -> None:
     """Run the control plane and its gateways."""
-    from llmgw.server import settings
+    from llmgw.server import outside, settings
 
     if context.invoked_subcommand is not None:
         context.obj = file
         return
     if only_check:
-        for line in settings.check(file):
+        for line in (*settings.check(file), *outside.check(settings.load(file))):
             click.echo(line)
         return
     run(settings.load(file))
@@ -67,12 +67,14 @@ def run(settings: ServerSettings) -> None:
         StateError, AddressInUse, TlsError: it cannot start; says why.
     """
     from llmgw.server.logs import log_to_stderr
+    from llmgw.server.outside import refuse_unusable
     from llmgw.system import unpacked
 
     log_to_stderr()
     unpacked.hold()
     for words in settings.warnings:
         log.warning("%s", words)
+    refuse_unusable(settings)
     _raise_open_files()
     signals = _Signals()
     with contextlib.ExitStack() as stack:
@@ -133,6 +135,7 @@ def _start(settings: ServerSettings, stack: contextlib.ExitStack) -> Deploy:
     from llmgw.server.fleet import Fleet
     from llmgw.server.join_routes import JoinDoor
     from llmgw.server.listener import Listener
+    from llmgw.server.outside import doubts
     from llmgw.server.state import open_state
     from llmgw.server.usage import Requests, Usage, UsageDoor
     from llmgw.server.web import Web, make_app
@@ -162,6 +165,8 @@ def _start(settings: ServerSettings, stack: contextlib.ExitStack) -> Deploy:
     usage, requests = Usage(state), Requests()
     control = Control(settings.state_dir / "control.sock", gateways_changed.set, usage, requests)
     providers = _providers(settings.plugins_dir)
+    for words in doubts(settings, providers):
+        log.warning("%s", words)
     book, assets = _hand_on(settings, state, providers, stack, fleet_changed.set)
     deploy = Deploy(
         state,

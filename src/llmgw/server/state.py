@@ -283,6 +283,20 @@ class State:
             ) from error
 
 
+def refuse_postgresql(where: str) -> None:
+    """Say that this version keeps its state in a file.
+
+    Raises:
+        StateError: `where` is a PostgreSQL address.
+    """
+    if where.startswith(("postgresql:", "postgres:")):
+        raise StateError(
+            "cannot keep the state in PostgreSQL",
+            cause="this version of llmgw keeps it in SQLite only",
+            hint="write the path of a file, such as `/var/lib/llmgw/state.db`, under `state`",
+        )
+
+
 def open_state(where: str) -> State:
     """Open the state, create it when it is not there, and bring an older schema up to date.
 
@@ -293,12 +307,7 @@ def open_state(where: str) -> State:
         LockHeld: another server has it.
         StateError: it cannot be opened, is broken, or belongs to a newer llmgw.
     """
-    if where.startswith(("postgresql:", "postgres:")):
-        raise StateError(
-            "cannot keep the state in PostgreSQL",
-            cause="this version of llmgw keeps it in SQLite only",
-            hint="write the path of a file, such as `/var/lib/llmgw/state.db`, under `state`",
-        )
+    refuse_postgresql(where)
     path = Path(where)
     held = contextlib.ExitStack()
     try:
@@ -338,7 +347,8 @@ def _mapped(path: Path, what: str) -> Iterator[None]:
             hint = "free some space on this file system"
         elif "readonly" in words or "unable to open" in words:
             hint = "run as a user who may write there, or name another path under `state`"
-        raise StateError(f"cannot {what} in the state `{path}`", cause=words, hint=hint) from error
+        inside = "" if what in ("open", "read") else " in"
+        raise StateError(f"cannot {what}{inside} the state `{path}`", cause=words, hint=hint) from error
     except OSError as error:
         raise StateError(f"cannot {what} the state `{path}`", cause=error.strerror or str(error)) from error
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import random
 import socket
@@ -21,6 +22,11 @@ from llmgw.system.commands import Daemon, exit_words
 log = logging.getLogger(__name__)
 
 _LOOK_S = 0.5
+_ADDRESS_HINTS = {
+    errno.EADDRINUSE: "stop the program that has the address, or choose another one under `http.listen` in server.yaml",
+    errno.EADDRNOTAVAIL: "name an address this machine has under `http.listen` in server.yaml (`ip -br addr`)",
+    errno.EACCES: "ports below 1024 need root or `CAP_NET_BIND_SERVICE`; or choose another under `http.listen`",
+}
 _PAUSE_S = 0.5
 _PAUSE_MAX_S = 30.0
 _QUIET_S = 60.0
@@ -192,5 +198,5 @@ def check_free(host: str, port: int) -> None:
         raise AddressInUse(
             f"cannot listen on `{where}`",
             cause=error.strerror or str(error),
-            hint="stop the program that has the address, or choose another one under `http.listen` in server.yaml",
+            hint=_ADDRESS_HINTS.get(error.errno or 0, "choose another address under `http.listen` in server.yaml"),
         ) from error
