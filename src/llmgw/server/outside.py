@@ -91,10 +91,10 @@ def _try_http_tls(tls: HttpTls) -> None:
         what = f"http.tls.cert `{tls.cert}` with http.tls.key `{tls.key}`"
         # a passphrase is never asked for: a service has nobody to ask
         context.load_cert_chain(tls.cert, tls.key, password=lambda: b"")
-        for key, path in (("client_ca", tls.client_ca), ("client_crl", tls.client_crl)):
-            if path is not None:
-                what, hint = f"http.tls.{key} `{path}`", "name a PEM file"
-                context.load_verify_locations(path)
+        for key, file in (("client_ca", tls.client_ca), ("client_crl", tls.client_crl)):
+            if file is not None:
+                what, hint = f"http.tls.{key} `{file}`", "name a PEM file"
+                context.load_verify_locations(file)
     except OSError as error:
         raise TlsError(f"cannot use {what}", cause=tls_file_words(error), hint=hint) from error
 
