@@ -171,14 +171,14 @@ def test_processes_count_each_others_requests_and_forget_a_dead_ones(tmp_path: P
     try:
         assert os.read(there[0], 1) == b"x"
         mine.add("m#0", 1)
-        mine.forget_the_dead()
+        mine.look_at_rows()
         assert mine.counts(served) == {"m#0": 4, "m#1": 0}
     finally:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
         for end in (*there, *go_on):
             os.close(end)
-    mine.forget_the_dead()
+    mine.look_at_rows()
     assert mine.counts(served) == {"m#0": 1, "m#1": 0}
     mine.close()
 

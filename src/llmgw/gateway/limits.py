@@ -90,13 +90,13 @@ class SharedBudget(Budget):
     """
 
     __slots__ = (
-        "_at", "_cells", "_directory", "_free", "_many", "_map", "_name", "_owed", "_read", "_requests", "_row",
+        "_at", "_cells", "_directory", "_free", "_limits", "_many", "_map", "_name", "_owed", "_requests", "_row",
         "_tokens", "_until",
     )  # fmt: skip
 
     def __init__(self, limits: Limits, rpm: int | None, tpm: int | None, name: int, column: int) -> None:
         super().__init__(rpm, tpm)
-        self._directory, self._cells, self._map, self._read = limits.names, limits.cells, limits.map, limits.read
+        self._limits, self._directory, self._cells, self._map = limits, limits.names, limits.cells, limits.map
         self._name, self._at = name, column * 2
         self._row = limits.row
         # the times of all rows stand side by side: those of requests, then those of tokens
@@ -114,13 +114,13 @@ class SharedBudget(Budget):
             return super().take(now)  # given to another key since this one left the snapshot
         step = self._request_s
         if step:
-            rows = self._read(self._map, self._requests)
+            rows = self._limits.read(self._map, self._requests)
             at = max(rows)
             at = (at if at > now else now) + step
             if at > now + self._window_s:
                 return "rpm", at - now - self._window_s
         if self._token_s:
-            until = max(self._read(self._map, self._tokens))
+            until = max(self._limits.read(self._map, self._tokens))
             if until >= now + _MINUTE_S:
                 return "tpm", until - now - _MINUTE_S + self._token_s
         if step:
@@ -140,7 +140,7 @@ class SharedBudget(Budget):
             if more < _PART_S:
                 return
             self._owed = 0.0
-            rows = self._read(self._map, self._tokens)
+            rows = self._limits.read(self._map, self._tokens)
             self._put(self._tokens, rows, max(now, *rows) + more, more)
 
     def _put(self, start: int, rows: tuple[float, ...], at: float, more: float) -> None:
@@ -149,7 +149,7 @@ class SharedBudget(Budget):
         cell = (start - _NAMES_BYTES) // 8 + row
         for _ in range(_PUT_TRIES):
             cells[cell] = at
-            again = self._read(self._map, start)
+            again = self._limits.read(self._map, start)
             if again[:row] == rows[:row] and again[row + 1 :] == rows[row + 1 :]:
                 return
             # another went on meanwhile, most likely without having seen ours: ours comes on top of it, and as it may
@@ -168,7 +168,7 @@ class Limits:
     Args:
         path: the file; made when it is not there.
         row: this process's; whoever gives it out makes sure that it is nobody else's.
-        rows: how many may be in use.
+        rows: how many are in use.
 
     Raises:
         OSError: the file cannot be used.
@@ -176,14 +176,15 @@ class Limits:
 
     def __init__(self, path: Path, row: int, rows: int) -> None:
         self.row = row
-        # a struct reads each number with one instruction, as the view `cells` writes it
-        self.read = struct.Struct(f"{min(_ROWS, rows)}d").unpack_from
+        self._width = 0
+        self.widen(rows)
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             self._pass_gate()
             if all(is_free(self._file, other) for other in range(_ROWS)):
                 os.ftruncate(self._file, 0)
-                os.ftruncate(self._file, _BYTES)
+                # without room on the disk this fails, where a write into the map would end the process
+                os.posix_fallocate(self._file, 0, _BYTES)
             elif os.fstat(self._file).st_size != _BYTES:
                 raise OSError("other processes use it in another form")
             # held for the life of the process
@@ -196,6 +197,13 @@ class Limits:
         view = memoryview(self.map)
         self.names = view[:_NAMES_BYTES].cast("q")
         self.cells = view[_NAMES_BYTES:].cast("d")
+
+    def widen(self, rows: int) -> None:
+        """So many rows are in use; never fewer than before, since what a dead process let through still counts."""
+        if rows > self._width:
+            self._width = rows
+            # a struct reads each number with one instruction, as the view `cells` writes it
+            self.read = struct.Struct(f"{rows}d").unpack_from
 
     def budgets(self, keys: Iterable[RouteKey], now: float) -> dict[str, SharedBudget]:
         """The budgets of all keys of a snapshot that have limits, by name; a key for which no column is left has none.
@@ -280,12 +288,24 @@ class Limits:
 
 def is_free(file: int, row: int) -> bool:
     """Whether no living process has this row of the file: who has one holds a lock on that byte."""
+    if not take_row(file, row):
+        return False
+    leave_row(file, row)
+    return True
+
+
+def take_row(file: int, row: int) -> bool:
+    """Lock a row for this process, which must not have it already; False when another one has it."""
     try:
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, row)
     except OSError:
         return False
-    fcntl.lockf(file, fcntl.LOCK_UN, 1, row)
     return True
+
+
+def leave_row(file: int, row: int) -> None:
+    """Give it back."""
+    fcntl.lockf(file, fcntl.LOCK_UN, 1, row)
 
 
 def _name_of(key: RouteKey) -> tuple[int, int]:

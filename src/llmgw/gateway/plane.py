@@ -61,7 +61,7 @@ class Plane:
         self.draining = False
         self._ids = itertools.count(1)
         self._id_prefix = os.urandom(5).hex().encode("ascii")
-        self._sweeps = 0
+        self._looked = 0.0
 
     def apply(self, table: RouteTable) -> None:
         """Take over a routing snapshot."""
@@ -101,9 +101,9 @@ class Plane:
             one.gap.settle()
             one.total.settle()
         self.books.turn()
-        self._sweeps += 1
-        if self.shared is not None and self._sweeps % 10 == 0:
-            self.shared.forget_the_dead()
+        if self.shared is not None and now - self._looked >= 1.0:
+            self._looked = now
+            self.shared.look_at_rows()
 
     def pause_s(self) -> float:
         """Until the next sweep: a tenth of a second, longer where there is much to look at."""

@@ -6,7 +6,6 @@ what a dead one left behind is not counted.
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import mmap
 import os
@@ -16,7 +15,7 @@ from pathlib import Path
 from zlib import crc32
 
 from llmgw.domain.routing import RouteModel
-from llmgw.gateway.limits import Limits, is_free
+from llmgw.gateway.limits import Limits, is_free, leave_row, take_row
 
 _LOG = logging.getLogger("llmgw.gateway")
 
@@ -28,9 +27,12 @@ _BYTES = _ROWS * _COLUMNS * 8
 class Shared:
     """The counts. A replica's column is a hash of its id: a rare collision makes two replicas look busier, never idler.
 
+    Processes come and go, and an earlier server may have had more of them or fewer: each takes the first row that is
+    free, and reads as many as are in use.
+
     Args:
         path: the file; made when it is not there. Limits per minute are in another one beside it.
-        workers: how many processes there are; a restart may have as many again for a while.
+        workers: how many processes there are to be.
 
     Attributes:
         limits: what keys may still ask for over all processes; None: their file cannot be used.
@@ -41,25 +43,27 @@ class Shared:
 
     def __init__(self, path: Path, workers: int) -> None:
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        os.ftruncate(self._file, _BYTES)
-        rows = range(min(_ROWS, 2 * workers))
-        # a lock for the life of the process says that the row is alive
-        free = (row for row in rows if is_free(self._file, row))
-        self._index = next(free, -1)
-        if self._index < 0:
+        try:
+            # without room on the disk this fails, where a write into the map would end the process
+            os.posix_fallocate(self._file, 0, _BYTES)
+            # a lock for the life of the process says that the row is alive
+            self._index = next((row for row in range(_ROWS) if take_row(self._file, row)), -1)
+            if self._index < 0:
+                raise OSError("all rows are taken by other gateway processes")
+            self._map = mmap.mmap(self._file, _BYTES)
+        except OSError:
             os.close(self._file)
-            raise OSError("all rows are taken by other gateway processes")
-        fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, self._index)
-        self._map = mmap.mmap(self._file, _BYTES)
+            raise
         self._cells = memoryview(self._map).cast("q")
         self._zero(self._index)
-        self._others = [row for row in rows if row != self._index]
-        self._read = struct.Struct(f"{len(rows)}q").unpack_from
+        self._workers = min(workers, _ROWS)
         self._mine: dict[str, int] = {}
         self._places: dict[str, list[tuple[str, int]]] = {}
         self.limits: Limits | None = None
+        self._width = 0
+        self.look_at_rows()
         try:
-            self.limits = Limits(path.with_suffix(".limits"), self._index, len(rows))
+            self.limits = Limits(path.with_suffix(".limits"), self._index, self._width)
         except OSError as error:
             _LOG.warning("limits per minute are divided evenly: `%s` cannot be used: %s", path, error)
 
@@ -84,11 +88,20 @@ class Shared:
         """A new snapshot: models may have other replicas."""
         self._places.clear()
 
-    def forget_the_dead(self) -> None:
-        """Clear the rows of processes that ended without giving their slots back; called by the sweep."""
-        for row in self._others:
-            if any(self._cells[row::_ROWS]) and is_free(self._file, row):
+    def look_at_rows(self) -> None:
+        """Read the rows that are in use, and clear those of processes that ended; called by the sweep."""
+        dead = [row for row in range(_ROWS) if row != self._index and is_free(self._file, row)]
+        width = max(self._workers, 1 + max(row for row in range(_ROWS) if row not in dead))
+        for row in dead:
+            # locked, so that no new process has it before it is cleared
+            if row < width and any(self._cells[row::_ROWS]) and take_row(self._file, row):
                 self._zero(row)
+                leave_row(self._file, row)
+        if width != self._width:
+            self._width = width
+            self._read = struct.Struct(f"{width}q").unpack_from
+            if self.limits is not None:
+                self.limits.widen(width)
 
     def close(self) -> None:
         """Let the file go."""
