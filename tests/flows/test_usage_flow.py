@@ -223,6 +223,9 @@ def test_a_request_is_seen_while_it_runs_or_waits_and_at_its_end(cluster: Cluste
         ended = follower.await_line("the end of `finn`", lambda x: x.startswith("200") and "  finn  " in x)
         assert ended.endswith("+3 tokens")
         assert running.split("  ")[1] == broken.split()[1], "the same id while it runs and at its end"
+        assert chat(cluster, finn, "none")[0] == 404
+        refused = follower.await_line("the refusal", lambda x: x.startswith("404"))
+        assert refused.endswith("  finn  /v1/chat/completions  refused: model_not_found")
     wait(lambda: cluster.ctl("requests").stdout == "no request is under way\n", 20, "no request to be under way")
 
 

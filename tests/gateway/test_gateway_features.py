@@ -157,6 +157,42 @@ def test_the_access_log_has_a_line_per_request_and_no_words_of_it(
     assert "t0" not in log.read_text()
 
 
+def test_the_access_log_and_who_looks_see_what_was_refused_and_why(
+    start: Callable[..., Gateway], tmp_path: Path
+) -> None:
+    log = tmp_path / "access.log"
+    made = start("--access-log", str(log), "--access-log-sample", "0", "--max-body", "1000")
+    made.routes(model(replica(made.engine())), keys=(key("ann", models=("x",)), key("bob")), required=True)
+    made.control.send({"type": "watch", "on": True})
+    asked: list[tuple[str, str, object, str, str | None]] = [
+        ("/v1/chat/completions", "nobody", ask(), "invalid_api_key", None),
+        ("/v1/chat/completions", "bob", ask("none"), "model_not_found", "bob"),
+        ("/v1/chat/completions", "ann", ask(), "model_not_allowed", "ann"),
+        ("/v1/chat/completions", "bob", "{", "invalid_json", "bob"),
+        ("/v1/chat/completions", "bob", "x" * 1001, "request_too_large", None),
+        ("/v1/nothing", "bob", "{}", "unknown_path", None),
+        ("/chat/completions", "bob", "{}", "unknown_path", None),
+    ]
+    for number, (path, name, body, _, _) in enumerate(asked):
+        assert made.fetch("POST", path, body, {**as_key(name), "X-Request-Id": f"r{number}"})[0] >= 400
+    with made.connect() as sock:
+        sock.sendall(
+            post("/v1/chat/completions", b"{", "Authorization: Bearer bob")
+            + post("/v1/chat/completions", ask(), "Authorization: Bearer nobody", "Connection: close")
+        )
+        read_all(sock)
+    expected = [("bob", "invalid_json"), (None, "invalid_api_key")]
+    lines = wait_for(lambda: log.exists() and (x := log.read_text().splitlines())[len(asked) + 1 :] and x, "the lines")
+    said = [json.loads(line) for line in lines]
+    assert [(x["id"], x["path"], x["key"], x["code"]) for x in said[: len(asked)]] == [
+        (f"r{number}", path, name, code) for number, (path, _, _, code, name) in enumerate(asked)
+    ]
+    assert [(x["key"], x["code"]) for x in said[len(asked) :]] == expected
+    assert {x["peer"] for x in said} == {"127.0.0.1"}
+    ended = wait_for(lambda: [x for m in made.control.watched for x in m["ended"]][len(asked) + 1 :], "the live lines")
+    assert ended[-1]["code"] == "invalid_api_key"
+
+
 def test_who_looks_sees_open_and_ended_requests(plane: Gateway) -> None:
     plane.routes(model(replica(plane.engine(*SLOW))))
     plane.control.send({"type": "watch", "on": True})

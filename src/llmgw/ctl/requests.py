@@ -105,6 +105,9 @@ def _open(item: dict[str, Any]) -> str:
 
 
 def _ended(item: dict[str, Any]) -> str:
+    if item.get("code"):
+        what = f"{_raw(item, 'path')}  refused: {_raw(item, 'code')}"
+        return escape(f"{_raw(item, 'status')}   {_raw(item, 'id')}  {_raw(item, 'key')}  {what}")
     counts = [item.get("prompt"), item.get("completion")]
     tokens = "+".join(map(shown, counts)) + " tokens" if counts != [None, None] else "tokens not told"
     if item.get("partial"):

@@ -68,6 +68,19 @@ def refuse(
     return Answer(status, error_object(message, kind, code, param, extra), headers=headers, close=close)
 
 
+class _Coded(msgspec.Struct):
+    code: str | None = None
+
+
+class _Body(msgspec.Struct):
+    error: _Coded
+
+
+def code_of(answer: Answer) -> str | None:
+    """The code in an error answer's body."""
+    return msgspec.json.decode(answer.body, type=_Body).error.code
+
+
 def malformed(why: str, status: int = 400, code: str = "malformed_request") -> RequestRefused:
     """The bytes are not a request this gateway is willing to read; where the next one begins is anybody's guess."""
     return RequestRefused(refuse(status, why, code=code, close=True))

@@ -170,7 +170,9 @@ class Client(asyncio.Protocol):
         elif self._stage is _HEAD and not self._buf:
             self._close(linger=False)
         elif self._stage is not _BUSY:
-            self.answer(refuse(408, "the request did not arrive in time", code="request_timeout", close=True))
+            late = refuse(408, "the request did not arrive in time", code="request_timeout", close=True)
+            self._count(late)
+            self.answer(late)
 
     def _again(self, known: Known, data: bytes) -> bool:
         """A whole request whose head is the last one's but for the length: nothing is left to be read in it."""
@@ -202,8 +204,12 @@ class Client(asyncio.Protocol):
             self.answer(refused.answer)
 
     def _count(self, answer: Answer) -> None:
-        if self._head is None or self._head.path.startswith("/v1"):
-            self.plane.stats.count("", answer.status)
+        head, plane = self._head, self.plane
+        if head is None or head.path.startswith("/v1"):
+            plane.stats.count("", answer.status)
+        books = plane.books
+        if head is not None and (books.log.on or books.watched):
+            books.refused(head.path, self._id, self._key.name if self._key is not None else None, self.peer, answer)
 
     def _read_head(self) -> bool:
         """True when there may be more to do at once."""
@@ -231,6 +237,7 @@ class Client(asyncio.Protocol):
             self._id = plane.new_request_id()
             self.keep = head.keep_alive and not plane.draining
         else:
+            self._key = None
             head = self._head = read_head(buf[: end + 2])
             if head.length != length:
                 # it is written in a way that `find` does not see: kept, the same head would be found with a length of 0

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from llmgw.gateway.errors import Answer, code_of
 from llmgw.gateway.usage import passed_on
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ class AccessLog:
         self._sample = sample
         self._file: int | None = None
         self._lines: list[bytes] = []
+        self._cut = b""  # the rest of a line whose beginning is in the file
         self.lost = 0
 
     def wants(self, status: int) -> bool:
@@ -52,25 +54,33 @@ class AccessLog:
         self._lines.append(line)
 
     def flush(self) -> None:
-        """Write what there is; a log that cannot be written loses lines, never requests."""
+        """Write what there is; a log that cannot be written loses lines, never requests, and no line is half there."""
         if not self._lines:
             return
-        data = b"\n".join((*self._lines, b""))
-        count = len(self._lines)
+        data = self._cut + b"\n".join((*self._lines, b""))
         self._lines = []
         try:
             if self._file is None:
                 self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o640)
-            os.write(self._file, data)
+            while data:
+                # a disk that becomes full takes a part
+                written = os.write(self._file, data)
+                within = data[written - 1 : written] != b"\n"
+                data = data[written:]
+                self._cut = data[: data.find(b"\n") + 1] if within else b""
         except OSError as error:
             if self.lost == 0:
                 _LOG.error("the access log `%s` cannot be written, its lines are lost: %s", self._path, error)
-            self.lost += count
+            self.lost += data.count(b"\n") - bool(self._cut)
+        else:
+            if self.lost:
+                _LOG.warning("the access log `%s` can be written again; %d lines were lost", self._path, self.lost)
+                self.lost = 0
 
     def reopen(self) -> None:
         """Begin a new file if the old one was moved away."""
         self.flush()
-        file, self._file = self._file, None
+        file, self._file, self._cut = self._file, None, b""
         if file is not None:
             with contextlib.suppress(OSError):
                 os.close(file)
@@ -152,6 +162,36 @@ class Books:
                     log.add(line)
                 if watched:
                     self.recent.append(line)
+
+    def refused(self, path: str, request_id: bytes, key: str | None, peer: str, answer: Answer) -> None:
+        """Keep the line of a request that the gateway answered before it had a model; `code` says why."""
+        line = msgspec.json.encode(
+            {
+                "time": round(time.time(), 3),
+                "id": request_id.decode("ascii"),
+                "key": key,
+                "model": None,
+                "path": path[:256],
+                "stream": None,
+                "replica": None,
+                "node": None,
+                "why": "",
+                "peer": peer,
+                "status": answer.status,
+                "retries": 0,
+                "queue_ms": 0,
+                "first_ms": None,
+                "ms": 0,
+                "prompt": None,
+                "completion": None,
+                "partial": False,
+                "code": code_of(answer),
+            }
+        )
+        if self.log.wants(answer.status):
+            self.log.add(line)
+        if self.watched:
+            self.recent.append(line)
 
     def take_recent(self) -> list[Any]:
         """The lines since the last call, as objects, for whoever looks on."""
