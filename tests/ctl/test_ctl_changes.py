@@ -99,3 +99,40 @@ def test_a_new_key_goes_to_standard_output_alone(ctl: Ctl, admin: AdminServer) -
     assert admin.asked[-1][2] == {"name": "alice", "models": ["qwen", "big", "small"]}
     assert ctl("keys", "delete", "alice").output == "alice: deleted\n"
     assert "alice" in ctl("keys", "list").output
+
+
+def test_one_name_that_fails_keeps_no_other_from_its_turn(ctl: Ctl, admin: AdminServer) -> None:
+    kept = {"b", "d"}
+
+    def delete(target: str, _: Any) -> tuple[int, Any]:
+        name = target.rsplit("/", 1)[1]
+        if name in kept:
+            return 200, {}
+        return 404, {"error": {"code": "not-found", "message": f"there is no key `{name}`", "cause": "", "hint": ""}}
+
+    for name in ("a", "b", "c", "d"):
+        admin.routes[("DELETE", f"/api/v1/keys/{name}")] = delete
+    with pytest.raises(ApiError, match="there is no key `c`"):
+        ctl("keys", "delete", "a", "b", "c", "d")
+    asked = [target.rsplit("/", 1)[1] for method, target, _ in admin.asked if method == "DELETE"]
+    assert asked == ["a", "b", "c", "d"]
+
+
+def test_what_the_server_calls_wrongly_typed_ends_with_the_code_for_that(ctl: Ctl, admin: AdminServer) -> None:
+    said = {"error": {"code": "usage", "message": "`since` must be a day", "cause": "", "hint": ""}}
+    admin.routes[("GET", "/api/v1/usage")] = lambda *_: (400, said)
+    with pytest.raises(ApiError) as caught:
+        ctl("usage", "--since", "yesterday")
+    assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize("lasting", ["0s", "99999999999d"])
+def test_a_key_that_cannot_expire_then_is_refused_in_words_of_the_option(ctl: Ctl, lasting: str) -> None:
+    with pytest.raises(UsageError, match=f"a key cannot expire after `{lasting}`"):
+        ctl("keys", "create", "alice", "--expires", lasting)
+
+
+def test_a_file_that_is_not_there_is_told_with_the_option_it_was_named_by(ctl: Ctl) -> None:
+    with pytest.raises(ConfigError) as caught:
+        ctl("apply", "-f", "/nonexistent.yaml")
+    assert caught.value.hint == "name an existing file with `-f FILE`"

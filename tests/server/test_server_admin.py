@@ -147,6 +147,11 @@ def test_logs_come_from_the_node_that_has_the_replica(api: Api) -> None:
     assert api("GET", "/replicas/qwen%230/logs?lines=2")["lines"] == ["one", HOSTILE]
     assert agent.asked == [("logs", {"replica_id": "qwen#0", "lines": "2"})]
     assert api("GET", "/replicas/qwen%231/logs", status=404)["error"]["code"] == "not-found"
+    profile = api("GET", "/replicas/qwen/logs", status=404)["error"]
+    assert (profile["message"], profile["hint"]) == (
+        "`qwen` is a profile, a log is a replica's",
+        "it has `qwen#0`",
+    )
     assert api("GET", "/replicas/qwen%230/logs?lines=x", status=400)["error"]["code"] == "usage"
     api.plane.fleet.left("n1", "i1", "gone")
     error = api("GET", "/replicas/qwen%230/logs", status=503)["error"]

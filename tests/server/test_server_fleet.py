@@ -11,7 +11,7 @@ from server_fakes import FakeAgent, FakeClock, FakeHello
 
 from llmgw.domain.engines import Progress
 from llmgw.domain.report import NodeView, Presence
-from llmgw.errors import LinkError
+from llmgw.errors import LinkError, LlmgwError
 from llmgw.server.fleet import Fleet
 
 REPORT = node().report
@@ -138,5 +138,7 @@ def test_clock_and_version_skew_become_warnings_beside_the_nodes_own() -> None:
 
 
 def test_asking_a_node_that_is_away_is_an_error_with_its_name(tmp_path: Path) -> None:
-    with pytest.raises(LinkError, match="cannot ask node n1 for logs: it is not connected"):
+    with pytest.raises(LinkError, match="cannot ask node `n1` for `logs`: it is not connected"):
         Seen("n1").fleet.ask("n1", "logs", {}, 1.0)
+    with pytest.raises(LlmgwError, match="there is no node `n2`"):
+        Seen("n1").fleet.ask("n2", "logs", {}, 1.0)

@@ -63,19 +63,23 @@ for _each in service.COMMANDS:
 
 
 @command.command("status")
+@click.option("-c", "--config", "named", type=click.Path(path_type=Path), metavar="FILE", help="agent.yaml.")
 @click.option("-o", "--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
 @click.pass_obj
-def status_command(config: Path, output: str) -> None:
+def status_command(config: Path, named: Path | None, output: str) -> None:
     """Say how the agent on this node stands with its server, and why."""
     from llmgw.agent import settings
     from llmgw.system.files import read_text
 
-    path = Path(settings.load(config).supervisor.work_dir, _STATUS)
+    path = Path(settings.load(named or config).supervisor.work_dir, _STATUS)
     text = read_text(path)
     if text is None:
         raise UsageError(f"`{path}` is not there", hint="no agent has run with this configuration yet")
     status = json.loads(text)
     alive = _alive(int(status["pid"]))
+    if not alive:
+        # the file is what it said last
+        status |= {"connected": "unknown", "words": f"nobody is connected now; it said last: {status['words']}"}
     if output == "json":
         click.echo(json.dumps({**status, "running": alive}, indent=2))
         return

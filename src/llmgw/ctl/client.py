@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from urllib.parse import quote
 
 from llmgw.ctl.contexts import Where
-from llmgw.errors import ApiError, ConfigError, HttpError, Unreachable
+from llmgw.errors import ApiError, ConfigError, HttpError, Unreachable, UsageError
 
 BASE = "/api/v1"
 _LIMIT = 64 << 20
@@ -178,4 +178,7 @@ class Client:
         problems = said.get("problems")
         if isinstance(problems, list) and problems:
             return ConfigError(message, [str(p) for p in problems], hint=part("hint"))
-        return ApiError(message, cause=part("cause"), hint=part("hint"), code=part("code"))
+        failure = ApiError(message, cause=part("cause"), hint=part("hint"), code=part("code"))
+        if failure.code in ("usage", "name-invalid", "unit-invalid"):
+            failure.exit_code = UsageError.exit_code  # type: ignore[misc]  # what was typed is wrong
+        return failure

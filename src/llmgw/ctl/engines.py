@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from llmgw.ctl.output import Look, listing, output_option, watch_option
-from llmgw.ctl.session import Session, connection
+from llmgw.ctl.session import Session, connection, for_each
 from llmgw.ctl.tables import Cell, render, shown, state_cell
 from llmgw.ctl.text import escape
 
@@ -66,9 +66,12 @@ def import_(session: Session, files: tuple[Path, ...], engine: str | None, versi
 @click.pass_obj
 def recheck(session: Session, names: tuple[str, ...]) -> None:
     """Let nodes look at every engine again now, every byte of it, and try again what failed."""
-    for name in names:
+
+    def one(name: str) -> None:
         answer = session.client().post("nodes", name, "recheck", body={})
         click.echo(f"{escape(name)}: {escape(shown(answer.get('words')))}")
+
+    for_each(names, one)
 
 
 def draw(data: dict[str, Any], look: Look) -> list[str]:

@@ -7,11 +7,13 @@ from typing import Any
 import click
 
 from llmgw.ctl.output import Look, listing, output_option, watch_option
-from llmgw.ctl.session import Session, connection
+from llmgw.ctl.session import Session, connection, for_each
 from llmgw.ctl.tables import Cell, render
 from llmgw.ctl.text import escape
-from llmgw.errors import ApiError
+from llmgw.errors import ApiError, UsageError
 from llmgw.units import parse_duration
+
+_LONGEST_S = 100 * 365 * 86400.0
 
 
 @click.group()
@@ -77,7 +79,10 @@ def create(
     if tpm is not None:
         limits["tpm"] = tpm
     if expires is not None:
-        limits["expires"] = session.clock.now() + parse_duration(expires)
+        lasting = parse_duration(expires)
+        if not 0 < lasting <= _LONGEST_S:
+            raise UsageError(f"a key cannot expire after `{expires}`", hint="write `30d`, or leave it out for never")
+        limits["expires"] = session.clock.now() + lasting
     warnings = _useless(session.client().get("profiles"), allowed) if allowed else []
     made = session.client().post("keys", body={"name": name, "models": allowed, **limits})
     key = made.get("key")
@@ -109,6 +114,9 @@ def _useless(data: dict[str, Any], allowed: list[str]) -> list[str]:
 @click.pass_obj
 def delete(session: Session, names: tuple[str, ...]) -> None:
     """Delete keys; requests with them are refused from then on."""
-    for name in names:
+
+    def one(name: str) -> None:
         session.client().delete("keys", name)
         click.echo(f"{escape(name)}: deleted")
+
+    for_each(names, one)

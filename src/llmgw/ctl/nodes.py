@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from llmgw.ctl.output import Look, listing, output_option, size, watch_option
-from llmgw.ctl.session import Session, connection
+from llmgw.ctl.session import Session, connection, for_each
 from llmgw.ctl.tables import Cell, render, shown, state_cell
 from llmgw.ctl.text import escape
 from llmgw.errors import UsageError
@@ -39,9 +39,7 @@ def nodes(session: Session, node: str | None, output: str, watch: bool) -> None:
 @click.pass_obj
 def drain(session: Session, names: tuple[str, ...], wait: bool) -> None:
     """Empty nodes: each replica is replaced elsewhere first, then it leaves. No new one comes until `undrain`."""
-    for name in names:
-        answer = session.client().post("nodes", name, "drain", body={})
-        click.echo(f"{escape(name)}: {escape(shown(answer.get('words')))}")
+    _say_each(session, names, "drain")
     never = threading.Event()
     for name in names if wait else ():
         said = ""
@@ -63,9 +61,15 @@ def drain(session: Session, names: tuple[str, ...], wait: bool) -> None:
 @click.pass_obj
 def undrain(session: Session, names: tuple[str, ...]) -> None:
     """Let drained nodes take replicas again. What left them stays where it is."""
-    for name in names:
-        answer = session.client().post("nodes", name, "undrain", body={})
+    _say_each(session, names, "undrain")
+
+
+def _say_each(session: Session, names: tuple[str, ...], what: str) -> None:
+    def one(name: str) -> None:
+        answer = session.client().post("nodes", name, what, body={})
         click.echo(f"{escape(name)}: {escape(shown(answer.get('words')))}")
+
+    for_each(names, one)
 
 
 def one(data: dict[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from llmgw.ctl.output import Look, listing, output_option, watch_option
-from llmgw.ctl.session import Session, connection
+from llmgw.ctl.session import Session, connection, for_each
 from llmgw.ctl.tables import Cell, render, shown, state_cell
 from llmgw.ctl.text import escape, wrap
 from llmgw.errors import ConfigError, LlmgwError, Unreachable, UsageError
@@ -131,7 +131,8 @@ def read_all(files: tuple[str, ...]) -> list[Profile]:
             found = profiles_from_text(sys.stdin.read(), "stdin") if path is None else load_profiles(path)
         except ConfigError as error:
             problems += error.problems or (error.message,)
-            hints += [error.hint] if error.hint else []
+            absent = path is not None and not path.exists()
+            hints += ["name an existing file with `-f FILE`"] if absent else [error.hint] if error.hint else []
             continue
         for profile in found:
             if profile.name in owners:
@@ -180,6 +181,9 @@ def scale(session: Session, name: str, replicas: int) -> None:
 @click.pass_obj
 def delete(session: Session, names: tuple[str, ...]) -> None:
     """Delete profiles; their replicas finish what they are doing and stop."""
-    for name in names:
+
+    def one(name: str) -> None:
         session.client().delete("profiles", name)
         click.echo(f"{escape(name)}: deleted")
+
+    for_each(names, one)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 import click
 
 from llmgw.ctl import contexts
 from llmgw.ctl.client import Client, Transport
+from llmgw.ctl.text import escape
+from llmgw.errors import LlmgwError, Unreachable
 from llmgw.system.clock import Clock
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -47,6 +49,26 @@ class Session:
             http = self._dial(where.ca, where.certificate) if where.certificate else self._dial(where.ca)
             self._client = Client(where, http)
         return self._client
+
+
+def for_each(names: Iterable[str], do: Callable[[str], None]) -> None:
+    """Do it for every name: one that fails keeps no other from its turn.
+
+    Raises:
+        LlmgwError: the last failure; those before it have been printed.
+    """
+    last: LlmgwError | None = None
+    for name in names:
+        try:
+            do(name)
+        except Unreachable:
+            raise
+        except LlmgwError as error:
+            if last is not None:
+                click.echo(f"error: {escape(last.words())}", err=True)
+            last = error
+    if last is not None:
+        raise last
 
 
 def connection(command: F) -> F:

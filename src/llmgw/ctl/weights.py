@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from llmgw.ctl.output import Look, listing, output_option, size, watch_option
-from llmgw.ctl.session import Session, connection
+from llmgw.ctl.session import Session, connection, for_each
 from llmgw.ctl.tables import Cell, render, shown, state_cell
 from llmgw.ctl.text import escape
 from llmgw.units import format_size
@@ -49,9 +49,12 @@ def draw(data: dict[str, Any], look: Look) -> list[str]:
 @click.pass_obj
 def fetch(session: Session, source: str, nodes: tuple[str, ...]) -> None:
     """Let nodes fetch SOURCE (as in a profile's `model`) before a replica needs it. Returns at once."""
-    for node in nodes:
+
+    def one(node: str) -> None:
         answer = session.client().post("nodes", node, "weights", body={"source": source})
         click.echo(f"{escape(node)}: {escape(str(answer.get('words') or 'asked for it'))}")
+
+    for_each(nodes, one)
 
 
 @weights.command("collect")

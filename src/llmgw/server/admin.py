@@ -28,7 +28,7 @@ from llmgw.server.auth import BODY_LIMIT, error_body, too_large
 from llmgw.server.control import Control
 from llmgw.server.deploy import Deploy, Outlook
 from llmgw.server.events import KEPT as EVENTS_KEPT
-from llmgw.server.fleet import Fleet
+from llmgw.server.fleet import Fleet, no_node
 from llmgw.server.keys import read_fields
 from llmgw.server.state import State
 from llmgw.system.clock import Clock
@@ -140,7 +140,7 @@ class Admin:
         for view in self._parts.fleet.views():
             if view.node_id == node_id:
                 return JSONResponse(answers.node(view, self._seen().assignments))
-        raise _no_node(node_id)
+        raise no_node(node_id)
 
     async def _drain(self, request: Request) -> Response:
         return await self._set_draining(request.path_params["node_id"], True)
@@ -150,7 +150,7 @@ class Admin:
 
     async def _set_draining(self, node_id: str, draining: bool) -> Response:
         if not await run_in_threadpool(self._parts.deploy.drain, node_id, draining):
-            raise _no_node(node_id)
+            raise no_node(node_id)
         await run_in_threadpool(self._parts.deploy.settle)
         assigned = self._seen().assignments
         words = next((drain_words(view, assigned) for view in self._seen().nodes if view.node_id == node_id), "")
@@ -159,7 +159,7 @@ class Admin:
     async def _recheck(self, request: Request) -> Response:
         node_id = request.path_params["node_id"]
         if not any(view.node_id == node_id for view in self._parts.fleet.views()):
-            raise _no_node(node_id)
+            raise no_node(node_id)
         await run_in_threadpool(self._parts.fleet.ask, node_id, "recheck", {}, _ASK_S)
         return JSONResponse({"node_id": node_id, "words": "looks at every engine again, every byte of it"})
 
@@ -235,6 +235,10 @@ class Admin:
     def _where(self, replica_id: str) -> str:
         seen = self._seen()
         for standing in seen.standings:
+            if standing.profile.name == replica_id:
+                ids = ", ".join(f"`{item.assignment.spec.replica_id}`" for item in standing.replicas)
+                hint = f"it has {ids}" if ids else f"it has none: see `llmgw ctl explain {replica_id}`"
+                raise LlmgwError(f"`{replica_id}` is a profile, a log is a replica's", hint=hint, code="not-found")
             for item in standing.replicas:
                 if item.assignment.spec.replica_id == replica_id:
                     return item.assignment.node_id
@@ -300,10 +304,6 @@ def _number(request: Request, name: str, default: int, lowest: int, highest: int
     if not (text.isascii() and text.isdigit() and len(text) < 20 and lowest <= int(text) <= highest):
         raise UsageError(f"`{name}` must be a number from {lowest} to {highest}")
     return int(text)
-
-
-def _no_node(node_id: str) -> LlmgwError:
-    return _missing("node", node_id, "`llmgw ctl nodes` lists all that ever connected")
 
 
 def _missing(kind: str, name: str, hint: str) -> LlmgwError:

@@ -13,7 +13,7 @@ from llmgw import __version__
 from llmgw.domain.facts import NodeFacts, NodeWarning
 from llmgw.domain.identity import Certified
 from llmgw.domain.report import Desired, NodeReport, NodeView, Presence, agreed_interval, judge_presence
-from llmgw.errors import LinkError
+from llmgw.errors import LinkError, LlmgwError
 from llmgw.system.clock import Clock
 from llmgw.units import format_duration
 
@@ -218,12 +218,22 @@ class Fleet:
         """Ask a node and wait for its answer.
 
         Raises:
+            LlmgwError: there is no such node.
             LinkError: the node is not connected, or gave no answer in time.
             ApiError: the node answered that it cannot, in its own words.
         """
         agent = self.agents().get(node_id)
         if agent is None:
-            raise LinkError(f"cannot ask node {node_id} for {what}", cause="it is not connected", code="node-away")
+            with self._lock:
+                known = node_id in self._nodes
+            if not known:
+                raise no_node(node_id)
+            raise LinkError(
+                f"cannot ask node `{node_id}` for `{what}`",
+                cause="it is not connected",
+                hint=f"`llmgw ctl nodes {node_id}` says since when, and what it said last",
+                code="node-away",
+            )
         return agent.ask(what, args, timeout_s)
 
     def _view(self, node: _Node, now: float) -> NodeView:
@@ -317,3 +327,9 @@ def _engines(report: NodeReport) -> object:
 
 def _replicas(report: NodeReport) -> object:
     return [evolve(item, progress=None, last_log=()) for item in report.replicas]
+
+
+def no_node(node_id: str) -> LlmgwError:
+    """That nobody ever connected under this name."""
+    hint = "`llmgw ctl nodes` lists all that ever connected"
+    return LlmgwError(f"there is no node `{node_id[:253]}`", hint=hint, code="not-found")

@@ -144,6 +144,8 @@ class UsageDoor:
         today = time.strftime("%Y-%m-%d", time.gmtime())
         month = (date.fromisoformat(today) - timedelta(days=30)).isoformat()
         since, until = _day(request, "since", month), _day(request, "until", today)
+        if since > until:
+            raise UsageError(f"`since` ({since}) is after `until` ({until})")
         rows = await run_in_threadpool(self._usage.sums, by, since, until)
         return JSONResponse({"by": by, "since": since, "until": until, "usage": rows})
 

