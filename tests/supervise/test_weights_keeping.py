@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from llmgw.agent import collecting
+from llmgw.agent.app_engines import make_weights_dir
 from llmgw.agent.weights import Weights, Where
 from llmgw.domain.facts import Truth
 from llmgw.errors import FetchError, UsageError
@@ -148,3 +149,12 @@ class TestCollecting:
         self.record(tmp_path, "hf:o/r:a.gguf", path)
         (tmp_path / ".llmgw" / "broken.json").write_text("[")
         assert collecting.unused(tmp_path, [], []) == ()
+
+
+def test_llmgw_s_own_weights_directory_is_made_and_a_configured_one_is_not(tmp_path: Path) -> None:
+    own, mounted = tmp_path / "own", tmp_path / "mnt" / "weights"
+    make_weights_dir(str(own), str(own))
+    make_weights_dir(str(mounted), str(own))
+    make_weights_dir("/proc/nobody/weights", "/proc/nobody/weights")
+    assert own.is_dir()
+    assert not mounted.exists()

@@ -102,6 +102,7 @@ def _alive(pid: int) -> bool:
 
 
 def _run(config: AgentSettings, stop_engines: bool) -> None:
+    from llmgw.agent.app_engines import make_weights_dir
     from llmgw.system import unpacked
     from llmgw.system.clock import RealClock
     from llmgw.system.files import lock, make_dir
@@ -112,6 +113,7 @@ def _run(config: AgentSettings, stop_engines: bool) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
     work_dir = make_dir(Path(config.supervisor.work_dir), 0o700)
+    make_weights_dir(config.weights_dir)
     for words in config.warnings:
         _LOG.warning("%s", words)
     with lock(work_dir / "agent.lock", "another llmgw agent"):

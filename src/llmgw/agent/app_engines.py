@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
@@ -13,9 +14,11 @@ from attrs import frozen
 
 from llmgw.agent import collecting
 from llmgw.agent.converge import Converge
+from llmgw.agent.settings import WEIGHTS_DIR
 from llmgw.agent.weights import Fetch, Weights, shown_name
 from llmgw.domain.engines import Asset
 from llmgw.domain.facts import NodeFacts
+from llmgw.errors import FileError
 from llmgw.install.named import see_named
 from llmgw.install.packages import NodePackages
 from llmgw.install.pipeline import Pipeline
@@ -26,6 +29,7 @@ from llmgw.sources import fetch_asset, fetch_model, make_source
 from llmgw.sources.server import TEXT, Releases
 from llmgw.system.clock import Clock
 from llmgw.system.commands import Runner
+from llmgw.system.files import make_dir
 from llmgw.system.http import Http
 from llmgw.system.ranged import Ranges, Throttle
 
@@ -89,6 +93,16 @@ def make_converge(
         changed,
         recheck_s=config.recheck_interval_s,
     )
+
+
+def make_weights_dir(path: str, own: str = WEIGHTS_DIR) -> None:
+    """Make llmgw's own weights directory, so that a node that has fetched nothing yet has nothing to warn of.
+
+    One that agent.yaml names is not made: that it is missing may mean that its disk is not mounted.
+    """
+    if path == own:
+        with contextlib.suppress(FileError):  # the fetch that needs it has the words
+            make_dir(Path(path))
 
 
 def make_fetch(config: AgentSettings, http: Http) -> Fetch:

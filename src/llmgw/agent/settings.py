@@ -34,6 +34,8 @@ from llmgw.domain.ids import check_node_id
 from llmgw.errors import ConfigError, NameInvalid, UnitError
 from llmgw.units import parse_duration
 
+WEIGHTS_DIR = "/var/lib/llmgw-weights"
+
 ENGINE_KEYS: Mapping[str, tuple[str, ...]] = {
     "llama.cpp": ("bin",),
     "vllm": ("bin", "launch_mode", "ray_bin"),
@@ -151,7 +153,7 @@ class AgentSettings:
     fabrics: tuple[Fabric, ...] = ()
     discovery: Discovery = field(factory=Discovery)
     model_dirs: tuple[AbsolutePath, ...] = ()
-    weights_dir: AbsolutePath = "/var/lib/llmgw-weights"
+    weights_dir: AbsolutePath = WEIGHTS_DIR
     weights_connections: int = checked(at_least(1, 32), default=4)
     weights_rate_bytes: Bytes | None = checked(at_least(1 << 10), default=None)
     weights_floor_bytes: Bytes = checked(at_least(0), default=1_000_000_000)
