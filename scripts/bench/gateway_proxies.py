@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
 import hashlib
 import json
 import os
 import shutil
 import socket
+import ssl
 import subprocess
 import sys
 import threading
@@ -16,10 +18,15 @@ from pathlib import Path
 from typing import Any
 
 import gateway_traffic as traffic
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 CORES = sorted(os.sched_getaffinity(0))
+_DAY = datetime.timedelta(days=1)
 PROXY_CORE, OTHER_CORE = CORES[-1], CORES[0]
 
 
@@ -60,13 +67,35 @@ def reachable(port: int, timeout_s: float = 30.0) -> None:
         time.sleep(0.05)
 
 
+def certificate(where: Path) -> Path:
+    """A PEM file with a key (P-256) and a certificate that it signs itself."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
+    now = datetime.datetime.now(datetime.UTC)
+    made = x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number(), now, now + _DAY)
+    signed = made.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+    form = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    path = where / "front.pem"
+    path.write_bytes(key.private_bytes(serialization.Encoding.PEM, *form) + signed)
+    return path
+
+
 class Proxy:
     """One contender: a port and the processes whose time counts."""
 
-    def __init__(self, name: str, work: Path, upstream: int) -> None:
-        self.name, self.work, self.upstream = name, work, upstream
+    def __init__(self, name: str, work: Path, upstream: int, tls: Path | None = None) -> None:
+        """`tls`: a PEM file with key and certificate to show to clients; None for plain HTTP."""
+        self.name, self.work, self.upstream, self.tls = name, work, upstream, tls
         self.port = free_port()
         self.process: subprocess.Popen[str] | None = None
+
+    def connect(self) -> socket.socket:
+        sock = socket.create_connection(("127.0.0.1", self.port), 5)
+        if self.tls is None:
+            return sock
+        context = ssl.create_default_context()
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        return context.wrap_socket(sock)
 
     def pids(self) -> list[int]:
         assert self.process is not None
@@ -103,6 +132,9 @@ class Nginx(Proxy):
         if not Path(binary).exists():
             return "nginx is not installed: `apt-get install nginx-light`"
         conf = self.work / "nginx.conf"
+        listen = f"127.0.0.1:{self.port}"
+        if self.tls:
+            listen += f" ssl; ssl_certificate {self.tls}; ssl_certificate_key {self.tls}; ssl_protocols TLSv1.3"
         conf.write_text(
             f"""daemon off; pid {self.work}/nginx.pid; error_log stderr crit; worker_processes 1;
 worker_rlimit_nofile 20000;
@@ -111,7 +143,7 @@ http {{ access_log off; keepalive_requests 100000000;
   client_body_temp_path {self.work}/a; proxy_temp_path {self.work}/b; fastcgi_temp_path {self.work}/c;
   uwsgi_temp_path {self.work}/d; scgi_temp_path {self.work}/e;
   upstream engine {{ server 127.0.0.1:{self.upstream}; keepalive 1024; keepalive_requests 100000000; }}
-  server {{ listen 127.0.0.1:{self.port}; location / {{ proxy_pass http://engine; proxy_http_version 1.1;
+  server {{ listen {listen}; location / {{ proxy_pass http://engine; proxy_http_version 1.1;
     proxy_set_header Connection ""; proxy_buffering off; client_max_body_size 64m; }} }} }}
 """
         )
@@ -183,19 +215,20 @@ class Gateway(Proxy):
         control.listen(4)
         threading.Thread(target=self._control, args=(control, line), daemon=True).start()
         log = (self.work / "gateway.log").open("w")
+        tls = ("--tls-cert", str(self.tls), "--tls-key", str(self.tls)) if self.tls else ()
         for index in range(self.workers):
             self.processes.append(
                 spawn(
                     PROXY_CORE, sys.executable, "-m", "llmgw", "gateway",
                     "--control", str(self.work / "control.sock"), "--admin", str(self.work / "admin.sock"),
                     "--listen", f"127.0.0.1:{self.port}", "--workers", str(self.workers), "--index", str(index),
-                    *ACCESS, str(self.work / "access.log"), stdout=log, stderr=log,
+                    *ACCESS, str(self.work / "access.log"), *tls, stdout=log, stderr=log,
                 )
             )  # fmt: skip
         deadline = time.monotonic() + 30
         good = 0
         while time.monotonic() < deadline:
-            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 5) as sock:
+            with contextlib.suppress(OSError), self.connect() as sock:
                 sock.sendall(b"GET /readyz HTTP/1.1\r\nHost: x\r\n\r\n")
                 good = good + 1 if sock.recv(65536).startswith(b"HTTP/1.1 200") else 0
                 if good > 8 * (self.workers - 1):

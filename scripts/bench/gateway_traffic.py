@@ -2,7 +2,7 @@
 """The two ends of the gateway's benchmark: an engine that costs nothing, and clients.
 
     gateway_traffic.py upstream PORT
-    gateway_traffic.py load requests|streams|idle PORT CONNECTIONS COUNT      prints one line of JSON
+    gateway_traffic.py load requests|streams|idle PORT CONNECTIONS COUNT [tls]      prints one line of JSON
 
 `requests`: COUNT whole answers over CONNECTIONS connections, each asking again at once.
 `streams`: CONNECTIONS streams at a time until COUNT have ended; each answer has CHUNKS tokens, one per TICK.
@@ -16,6 +16,7 @@ import asyncio
 import json
 import random
 import resource
+import ssl
 import sys
 import time
 from typing import Any
@@ -192,10 +193,13 @@ class Client(asyncio.Protocol):
 
 
 class Load:
-    def __init__(self, mode: str, port: int, connections: int, count: int) -> None:
+    def __init__(self, mode: str, port: int, connections: int, count: int, tls: bool = False) -> None:
         self.stream, self.idle = mode != "requests", mode == "idle"
         self.port, self.connections, self.connected, self.left = port, connections, connections, count
         self.request = request(self.stream, self.idle)
+        self.context = ssl.create_default_context() if tls else None
+        if self.context is not None:
+            self.context.check_hostname, self.context.verify_mode = False, ssl.CERT_NONE
         self.errors = self.finished = self.events = self.standing = 0
         self.closing = False
         self.words = ""
@@ -209,7 +213,7 @@ class Load:
         for at in range(0, self.connections, 100):
             some = range(min(100, self.connections - at))
             made = await asyncio.gather(
-                *(loop.create_connection(lambda: Client(self), "127.0.0.1", self.port) for _ in some)
+                *(loop.create_connection(lambda: Client(self), "127.0.0.1", self.port, ssl=self.context) for _ in some)
             )
             transports += [each[0] for each in made]
         await asyncio.wait_for(self.done.wait(), 300)
@@ -251,7 +255,8 @@ def main() -> None:
     if sys.argv[1] == "upstream":
         asyncio.run(upstream(int(sys.argv[2])))
     else:
-        asyncio.run(Load(sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), int(sys.argv[5])).run())
+        mode, port, connections, count = sys.argv[2:6]
+        asyncio.run(Load(mode, int(port), int(connections), int(count), "tls" in sys.argv[6:]).run())
 
 
 if __name__ == "__main__":

@@ -29,9 +29,9 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Gateway]]:
     with ExitStack() as stack:
         count = 0
 
-        def begin(*flags: str, control: bool = True) -> Gateway:
+        def begin(*flags: str, control: bool = True, secure: bool = False) -> Gateway:
             nonlocal count
             count += 1
-            return stack.enter_context(gateway(tmp_path / f"g{count}", *flags, control=control))
+            return stack.enter_context(gateway(tmp_path / f"g{count}", *flags, control=control, secure=secure))
 
         yield begin

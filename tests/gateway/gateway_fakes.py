@@ -7,6 +7,7 @@ import http.client
 import json
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import threading
@@ -14,6 +15,8 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+
+import trustme
 
 from free_ports import free_port
 from llmgw.domain.routing import RouteKey, RouteModel, RouteReplica, RouteTable
@@ -207,10 +210,20 @@ def reachable(port: int) -> bool:
 
 
 def fetch(
-    port: int, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None, timeout: float = 20
+    port: int,
+    method: str,
+    path: str,
+    body: Any = None,
+    headers: dict[str, str] | None = None,
+    timeout: float = 20,
+    context: ssl.SSLContext | None = None,
 ) -> tuple[int, dict[str, str], bytes]:
-    """One request on a connection of its own: status, headers in lower case, body."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout)
+    """One request on a connection of its own, over TLS with `context`: status, headers in lower case, body."""
+    connection: http.client.HTTPConnection
+    if context is None:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout)
+    else:
+        connection = http.client.HTTPSConnection("127.0.0.1", port, timeout=timeout, context=context)
     with contextlib.closing(connection):
         data = json.dumps(body) if isinstance(body, (dict, list)) else body
         connection.request(method, path, data, headers or ({"Content-Type": "application/json"} if data else {}))
@@ -218,12 +231,27 @@ def fetch(
         return answer.status, {k.lower(): v for k, v in answer.getheaders()}, answer.read()
 
 
+def certified(work: Path) -> ssl.SSLContext:
+    """Write `cert.pem` and `key.pem` of a front named `gateway`; a client's context that trusts it."""
+    authority = trustme.CA()
+    cert = authority.issue_cert("gateway", "127.0.0.1")
+    cert.cert_chain_pems[0].write_to_path(work / "cert.pem")
+    cert.private_key_pem.write_to_path(work / "key.pem")
+    context = ssl.create_default_context()
+    authority.configure_trust(context)
+    return context
+
+
 class Gateway:
     """A real gateway process with its control and a directory of its own."""
 
-    def __init__(self, work: Path, *flags: str, control: bool = True) -> None:
+    def __init__(self, work: Path, *flags: str, control: bool = True, secure: bool = False) -> None:
+        """`secure`: clients come over TLS; `connect` and all that uses it do too."""
         self.work = work
         work.mkdir(parents=True, exist_ok=True)
+        self.context = certified(work) if secure else None
+        if secure:
+            flags = (*flags, "--tls-cert", str(work / "cert.pem"), "--tls-key", str(work / "key.pem"))
         self.control_path, self.admin_path = work / "control.sock", work / "admin.sock"
         self.control = FakeControl(self.control_path) if control else None
         self._seq = 0
@@ -266,13 +294,17 @@ class Gateway:
     def fetch(
         self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None, timeout: float = 20
     ) -> tuple[int, dict[str, str], bytes]:
-        return fetch(self.port, method, path, body, headers, timeout)
+        return fetch(self.port, method, path, body, headers, timeout, self.context)
 
     def chat(self, model: str = "m", timeout: float = 20, **more: Any) -> tuple[int, dict[str, str], bytes]:
         return self.fetch("POST", "/v1/chat/completions", ask(model, **more), timeout=timeout)
 
     def connect(self) -> socket.socket:
-        return socket.create_connection(("127.0.0.1", self.port), timeout=20)
+        return self.wrapped(socket.create_connection(("127.0.0.1", self.port), timeout=20))
+
+    def wrapped(self, sock: socket.socket) -> socket.socket:
+        """A connected socket as a client uses it."""
+        return sock if self.context is None else self.context.wrap_socket(sock, server_hostname="gateway")
 
     def open_chat(self, model: str = "m", **more: Any) -> socket.socket:
         """Send a chat request and leave the answer to the caller."""
@@ -307,8 +339,8 @@ class Gateway:
 
 
 @contextlib.contextmanager
-def gateway(work: Path, *flags: str, control: bool = True) -> Iterator[Gateway]:
-    made = Gateway(work, *flags, control=control)
+def gateway(work: Path, *flags: str, control: bool = True, secure: bool = False) -> Iterator[Gateway]:
+    made = Gateway(work, *flags, control=control, secure=secure)
     try:
         yield made
     finally:

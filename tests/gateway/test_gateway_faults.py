@@ -295,8 +295,9 @@ def test_a_whole_answer_has_a_deadline_too(start: Callable[..., Gateway]):
     wait_for(lambda: engine.stats()["client_disconnects"] == 1, "the engine to notice")
 
 
-def test_a_client_that_does_not_read_costs_little_and_delays_nobody(start: Callable[..., Gateway]):
-    made = start("--token-gap-timeout", "1500ms")
+@pytest.mark.parametrize("secure", [False, True], ids=["plain", "tls"])
+def test_a_client_that_does_not_read_costs_little_and_delays_nobody(start: Callable[..., Gateway], secure: bool):
+    made = start("--token-gap-timeout", "1500ms", secure=secure)
     event = b"data: " + b"x" * 2000 + b"\n\n"
     chunk = b"%x\r\n%b\r\n" % (len(event), event)
     sent = [0]
@@ -313,9 +314,10 @@ def test_a_client_that_does_not_read_costs_little_and_delays_nobody(start: Calla
     made.routes(model(replica(made.scripted(act), slots=100)))
     with contextlib.ExitStack() as open_ones:
         for _ in range(3):
-            sock = open_ones.enter_context(socket.socket())
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8192)
-            sock.connect(("127.0.0.1", made.port))
+            raw = open_ones.enter_context(socket.socket())
+            raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8192)
+            raw.connect(("127.0.0.1", made.port))
+            sock = open_ones.enter_context(made.wrapped(raw))
             sock.sendall(post("/v1/chat/completions", ask(stream=True, user="flood")))
         wait_for(lambda: sent[0], "the flood")
         times = []

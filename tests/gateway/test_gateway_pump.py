@@ -5,15 +5,29 @@ from __future__ import annotations
 import json
 import random
 import socket
+import threading
 import time
+from collections.abc import Iterator
 
 import pytest
-from gateway_fakes import Gateway, Scripted, ask, dechunk, model, post, read_until, replica, wait_for
+from gateway_fakes import Gateway, Scripted, ask, dechunk, gateway, model, post, read_until, replica, wait_for
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 END = b"0\r\n\r\n"
 DONE = b"data: [DONE]\n\n"
 USAGE = b'data: {"choices":[],"usage":{"prompt_tokens":7,"completion_tokens":5}}\n\n'
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["plain", "tls"])
+def either(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
+    with gateway(tmp_path_factory.mktemp("gateway"), secure=request.param) as made:
+        yield made
+
+
+@pytest.fixture
+def plane(either: Gateway) -> Iterator[Gateway]:
+    yield either
+    either.forget()
 
 
 def event(number: int, size: int = 0) -> bytes:
@@ -122,9 +136,20 @@ def test_a_broken_stream_ends_in_an_error_event(plane: Gateway, junk: bytes):
 
 
 def test_events_are_counted_however_they_came_and_gaps_between_them(plane: Gateway):
-    engine = paced(*[chunk(event(n)) for n in range(1, 10)], chunk(event(10) + event(11)), end=b"")
+    seen = threading.Semaphore(0)
+
+    def act(connection: socket.socket, _request: bytes) -> None:
+        connection.sendall(HEAD + chunk(event(0)))
+        for write in (*[chunk(event(n)) for n in range(1, 10)], chunk(event(10) + event(11))):
+            assert seen.acquire(timeout=20)  # else two would come in one read on a busy machine
+            connection.sendall(write)
+
+    engine = Scripted(act)
     plane.routes(model(replica(engine), name="counted"))
     with plane.open_chat("counted", stream=True) as sock:
+        for number in range(10):
+            assert b"t%d" % number in read_until(sock, b'"t%d"' % number)
+            seen.release()
         assert b'"error"' in read_until(sock, b"\r\n0\r\n\r\n")
     engine.close()
     wait_for(
@@ -179,12 +204,13 @@ def read_slowly(plane: Gateway, engine: Scripted, until: int) -> bytes:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         sock.settimeout(30)
         sock.connect(("127.0.0.1", plane.port))
-        sock.sendall(post("/v1/chat/completions", ask(stream=True), "Connection: close"))
-        raw = bytearray()
-        while more := sock.recv(4096):
-            raw += more
-            if len(raw) < until:
-                time.sleep(0.0002)
+        with plane.wrapped(sock) as client:
+            client.sendall(post("/v1/chat/completions", ask(stream=True), "Connection: close"))
+            raw = bytearray()
+            while more := client.recv(4096):
+                raw += more
+                if len(raw) < until:
+                    time.sleep(0.0002)
     engine.close()
     return bytes(raw)
 

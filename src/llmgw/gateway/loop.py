@@ -243,7 +243,7 @@ class _Loop(asyncio.SelectorEventLoop):
     def _make_ssl_transport(self, rawsock: Any, protocol: Any, sslcontext: Any, waiter: Any = None, **more: Any) -> Any:
         extra, server = more.pop("extra", None), more.pop("server", None)
         tls = FrontProtocol(self, protocol, sslcontext, waiter, **more)
-        _SocketTransport(self, rawsock, tls, extra=extra, server=server)
+        DirectTransport(self, rawsock, tls, extra=extra, server=server)
         return tls.app_transport
 
 

@@ -11,10 +11,12 @@ are touched. The pump is one object, and uses the sockets by their numbers.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from os import read, write
 from typing import TYPE_CHECKING, Any
 
 from llmgw.gateway.loop import LARGE, SMALL, DirectTransport
+from llmgw.gateway.tls import FrontProtocol, front_of
 
 if TYPE_CHECKING:
     from llmgw.gateway.serve import Serve
@@ -43,7 +45,9 @@ class Pump:
         events, token_at: what `Serve` has to be told (`fold`): events since then, and when the last one came.
     """
 
-    __slots__ = ("_from", "_gaps", "_now", "_serve", "_size", "_to", "_upstream", "_usual", "events", "token_at")
+    __slots__ = (
+        "_from", "_gaps", "_now", "_serve", "_size", "_to", "_upstream", "_usual", "_write", "events", "token_at",
+    )  # fmt: skip
 
     def __init__(self, serve: Serve, upstream: Upstream) -> None:
         assert serve.stats is not None
@@ -51,7 +55,10 @@ class Pump:
         self._serve = serve
         self._upstream = upstream
         self._from = upstream.transport._sock_fd
-        self._to = serve.client.transport._sock_fd
+        # with TLS the protocol that encrypts stands for the socket
+        front = front_of(serve.client.transport)
+        self._to: Any = serve.client.transport._sock_fd if front is None else front
+        self._write: Callable[[Any, bytes], int] = write if front is None else FrontProtocol.pass_on
         self._now = serve.plane.now
         self._gaps = serve.stats.gap.fresh
         self._usual = self._is_usual()
@@ -83,7 +90,7 @@ class Pump:
             self._gaps.append(now - self.token_at)
             self.token_at = now
             try:
-                sent = write(self._to, data)
+                sent = self._write(self._to, data)
             except OSError:
                 sent = 0  # the standard way meets the same error and knows what to do
             if sent != size:
@@ -101,8 +108,10 @@ class Pump:
 
     def _is_usual(self) -> bool:
         """Whether the next event may pass here. What the loop holds back for the client leaves first, or is known."""
-        target: Any = self._serve.client.transport
-        target.send_now()
+        transport: Any = self._serve.client.transport if self._write is write else self._to.transport
+        if transport is None:
+            return False
+        transport.send_now()
         return self._serve.usual()
 
     def _unusual(self, data: bytes) -> None:
@@ -129,12 +138,9 @@ class Pump:
 
 
 def install(serve: Serve, upstream: Upstream) -> Pump | None:
-    """Let a pump read `upstream` for `serve`, whose client has had the head and the first token.
-
-    With TLS there is none, since that has transports of its own.
-    """
+    """Let a pump read `upstream` for `serve`, whose client has had the head and the first token."""
     source, target = upstream.transport, serve.client.transport
-    if source.__class__ is not DirectTransport or target.__class__ is not DirectTransport:
+    if source.__class__ is not DirectTransport or not (target.__class__ is DirectTransport or front_of(target)):
         return None
     readers, fd = source._loop.readers, source._sock_fd
     if readers[fd] != source._read_ready:
