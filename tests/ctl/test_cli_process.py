@@ -202,3 +202,31 @@ def test_an_old_interpreter_is_told_apart_before_anything_is_imported() -> None:
     assert cli.too_old((3, 9), "/usr/bin/python3").startswith(
         "error: llmgw needs Python 3.11 or newer, `/usr/bin/python3` is 3.9\nhint: "
     )
+
+
+@pytest.mark.parametrize("what", [("nodes", "-w"), ("events", "-f"), ("requests", "-f")])
+def test_what_goes_on_for_ever_ends_once_nobody_reads_it(
+    env: dict[str, str], admin: AdminServer, token_file: Path, what: tuple[str, ...]
+) -> None:
+    admin.routes[("GET", "/api/v1/events")] = {"events": []}
+    admin.routes[("GET", "/api/v1/requests")] = {"seq": 0, "open": [], "ended": []}
+    argv = [*LLMGW, "ctl", *what, "--server", admin.url, "--token-file", str(token_file)]
+    reads, writes = os.pipe()
+    with subprocess.Popen(argv, env=env, stdout=writes, stderr=subprocess.PIPE) as process:
+        os.close(writes)
+        deadline = time.monotonic() + 60
+        while not admin.asked and time.monotonic() < deadline:
+            time.sleep(0.01)
+        os.close(reads)  # as `head -1` does; nothing new is there to be written
+        assert process.wait(60) == cli.FAILED
+        assert process.stderr is not None
+        assert process.stderr.read() == b""
+
+
+def test_watching_with_a_wrong_token_ends_instead_of_asking_for_ever(
+    run: Run, admin: AdminServer, tmp_path: Path
+) -> None:
+    (tmp_path / "wrong").write_text("wrong\n")
+    done = run("ctl", "nodes", "-w", "--server", admin.url, "--token-file", str(tmp_path / "wrong"))
+    assert done.returncode == 1
+    assert "error: the server refused the token" in done.stderr

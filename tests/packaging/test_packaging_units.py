@@ -59,3 +59,32 @@ def test_arguments_with_spaces_and_signs_reach_the_program_as_they_are():
     assert 'ExecStart="/opt/a b/llmgw" agent -c /x/50%%/$$y' in layout.agent_unit(
         ["/opt/a b/llmgw", "agent", "-c", "/x/50%/$y"]
     )
+
+
+def test_a_hardened_server_may_write_its_access_log_wherever_that_is(tmp_path):
+    from click.testing import CliRunner
+
+    from llmgw.server.app import command
+
+    def unit(access_log: str) -> list[str]:
+        config = tmp_path / "server.yaml"
+        config.write_text(f"gateway: {{access_log: {access_log}}}\n")
+        done = CliRunner().invoke(command, ["-c", str(config), "install-service", "--print"], catch_exceptions=False)
+        return done.output.splitlines()
+
+    assert "LogsDirectory=llmgw" in unit("/var/log/llmgw/access.log")
+    assert "ReadWritePaths=-/srv/logs" in unit("/srv/logs/access.log")
+    beside = unit("/var/lib/llmgw/access.log")
+    assert not any(line.startswith(("LogsDirectory=", "ReadWritePaths=")) for line in beside)
+
+
+def test_the_agents_unit_names_its_file_whole_though_it_was_named_from_here(tmp_path, monkeypatch):
+    from click.testing import CliRunner
+
+    from llmgw.agent.app import command
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "agent.yaml").write_text("server: http://127.0.0.1\n")
+    argv = ["-c", "agent.yaml", "install-service", "--print"]
+    said = CliRunner().invoke(command, argv, catch_exceptions=False).output
+    assert f"agent -c {tmp_path}/agent.yaml\n" in said

@@ -245,15 +245,19 @@ def test_a_node_is_drained_and_takes_replicas_again_and_says_how_far_it_is(api: 
     api.plane.fleet.reported("n1", report())
     api("PUT", "/profiles/qwen", {"model": "/m.gguf"})
     api.plane.fleet.reported("n1", report(replicas=(status("qwen#0", 1, ReplicaState.READY),)))
-    assert api("POST", "/nodes/n1/drain", {}) == {
-        "node_id": "n1",
-        "draining": True,
-        "words": "draining: 1 replica to move: qwen#0",
-    }
+    words = (
+        "draining: 1 replica to move: qwen#0; replica qwen#0 stays on draining node n1: no other node takes it "
+        "(see `llmgw ctl explain qwen`)"
+    )
+    assert api("POST", "/nodes/n1/drain", {}) == {"node_id": "n1", "draining": True, "words": words}
     told = api("GET", "/nodes/n1")
-    assert (told["draining"], told["drain_words"]) == (True, "draining: 1 replica to move: qwen#0")
+    assert (told["draining"], told["drain_words"]) == (True, words)
+    assert api("GET", "/nodes")["nodes"][0]["drain_words"] == words
     assert api("GET", "/profiles/qwen")["note"] == "replica qwen#0 stays on draining node n1: no other node takes it"
-    assert api("POST", "/nodes/n1/undrain", {})["draining"] is False
+    for _ in range(2):
+        assert api("POST", "/nodes/n1/undrain", {})["draining"] is False
+    said = [item["words"] for item in api("GET", "/events")["events"] if item["subject"] == "n1"]
+    assert said.count("takes replicas again") == 1
     assert api("GET", "/nodes/n1")["drain_words"] == ""
     assert api("POST", "/nodes/nobody/drain", {}, status=404)["error"]["code"] == "not-found"
 

@@ -35,6 +35,7 @@ def install_service(config: Path, start: bool, only_print: bool) -> None:
     from llmgw.system.commands import RealRunner
     from llmgw.system.files import write_atomic
 
+    config = config.absolute()  # a service starts in another directory
     argv = [*_program(), "agent", "-c", str(config)]
     text = layout.agent_unit(argv)
     if only_print:

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from llmgw.ctl.output import Look, as_text, look, output_option
+from llmgw.ctl.output import Look, as_text, look, output_option, stop_unless_read
 from llmgw.ctl.session import Session, connection
 from llmgw.ctl.tables import Cell, render, shown
 from llmgw.ctl.text import escape
@@ -55,6 +55,7 @@ def _follow(session: Session, data: dict[str, Any], output: str) -> None:
     """Print one line per event; a server that is away is waited for."""
     last, said, never = 0, "", threading.Event()
     while True:
+        stop_unless_read()
         for item in data.get("events") or ():
             last = max(last, int(item.get("seq") or 0))
             click.echo(_line(item) if output in ("table", "wide") else as_text(item, output, draw, look(output, 0.0)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import sys
 import threading
 from collections.abc import Callable
@@ -13,7 +14,7 @@ from attrs import frozen
 
 from llmgw.ctl.session import Session
 from llmgw.ctl.text import escape, escape_json, has_unprintable
-from llmgw.errors import LlmgwError
+from llmgw.errors import LlmgwError, Unreachable
 from llmgw.units import format_duration, format_size
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -88,13 +89,31 @@ def listing(
             try:
                 shown = as_text(fetch(), output, draw, look(output, session.clock.now()))
             except LlmgwError as error:  # it may come back: watching goes on
+                if not last and not isinstance(error, Unreachable):
+                    raise
                 shown = f"error: {escape(error.words())}"
             if shown != last:
                 click.echo(("\x1b[H\x1b[2J" if terminal else "") + shown)
                 last = shown
             session.clock.wait(never, WATCH_EVERY_S)
+            stop_unless_read()
     except KeyboardInterrupt:
         return
+
+
+def stop_unless_read() -> None:
+    """End what goes on for ever once nobody reads it any more, as in `… | head -1`.
+
+    Raises:
+        BrokenPipeError: standard output is a pipe whose reader has left.
+    """
+    try:
+        poll, number = select.poll(), sys.stdout.fileno()
+    except (AttributeError, OSError, ValueError):
+        return  # not a file: somebody collects it in this process
+    poll.register(number, 0)
+    if any(what & select.POLLERR for _, what in poll.poll(0)):
+        raise BrokenPipeError
 
 
 def as_text(data: Any, output: str, draw: Callable[[Any, Look], list[str]], how: Look) -> str:

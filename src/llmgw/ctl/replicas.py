@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 import click
 
-from llmgw.ctl.output import Look, listing, output_option, watch_option
+from llmgw.ctl.output import Look, listing, output_option, stop_unless_read, watch_option
 from llmgw.ctl.session import Session, connection
 from llmgw.ctl.tables import Cell, render, shown, state_cell
 from llmgw.ctl.text import escape
@@ -87,6 +87,7 @@ def logs(session: Session, replica: str, lines: int, follow: bool, previous: boo
             raise UsageError("the node's agent cannot be followed", cause="it is of an older version")
         if not data.get("more"):
             session.clock.wait(threading.Event(), _FOLLOW_S)
+        stop_unless_read()
         data = client.get("replicas", replica, "logs", query=f"lines={lines}&cursor={quote(cursor, safe='')}")
         if data.get("missed_bytes"):
             click.echo(f"({data['missed_bytes']} bytes were rotated away before they could be read)", err=True)

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from llmgw.ctl.output import Look, as_text, look, output_option
+from llmgw.ctl.output import Look, as_text, look, output_option, stop_unless_read
 from llmgw.ctl.session import Session, connection
 from llmgw.ctl.tables import Cell, render, shown
 from llmgw.ctl.text import escape
@@ -61,6 +61,7 @@ def _follow(session: Session, after: int, output: str) -> None:
     said, never = "", threading.Event()
     while True:
         session.clock.wait(never, _PAUSE_S)
+        stop_unless_read()
         try:
             data = session.client().get("requests", query=f"after={after}")
             if data.get("seq", after) < after:  # another server process: it counts from the beginning

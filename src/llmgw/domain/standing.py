@@ -138,13 +138,22 @@ def drained(node: NodeView, assignments: Iterable[Assignment]) -> bool:
     return not any(item.node_id == node.node_id for item in assignments) and not _running(node)
 
 
-def drain_words(node: NodeView, assignments: Iterable[Assignment]) -> str:
-    """How far the draining of a node is; empty when it is not being drained."""
+def drain_words(node: NodeView, assignments: Iterable[Assignment], notes: Mapping[str, str] | None = None) -> str:
+    """How far the draining of a node is; empty when it is not being drained.
+
+    Args:
+        notes: by profile, why a change of it waits.
+    """
     if not node.draining:
         return ""
-    here = sorted(item.spec.replica_id for item in assignments if item.node_id == node.node_id)
+    mine = [item for item in assignments if item.node_id == node.node_id]
+    here = sorted(item.spec.replica_id for item in mine)
     if here:
-        return f"draining: {len(here)} replica{'s' if len(here) > 1 else ''} to move: {', '.join(here)}"
+        words = f"draining: {len(here)} replica{'s' if len(here) > 1 else ''} to move: {', '.join(here)}"
+        for profile in sorted({item.spec.profile for item in mine}):
+            if note := (notes or {}).get(profile):
+                words += f"; {note} (see `llmgw ctl explain {profile}`)"
+        return words
     running = _running(node)
     if running:
         return f"draining: nothing is assigned to it any more, {', '.join(running)} still stops"

@@ -132,14 +132,16 @@ class Admin:
         )
 
     async def _nodes(self, _: Request) -> Response:
-        assigned = self._seen().assignments
-        return JSONResponse({"nodes": [answers.node(view, assigned) for view in self._parts.fleet.views()]})
+        seen = self._seen()
+        notes = _notes(seen)
+        found = [answers.node(view, seen.assignments, notes) for view in self._parts.fleet.views()]
+        return JSONResponse({"nodes": found})
 
     async def _node(self, request: Request) -> Response:
         node_id = request.path_params["node_id"]
         for view in self._parts.fleet.views():
             if view.node_id == node_id:
-                return JSONResponse(answers.node(view, self._seen().assignments))
+                return JSONResponse(answers.node(view, self._seen().assignments, _notes(self._seen())))
         raise no_node(node_id)
 
     async def _drain(self, request: Request) -> Response:
@@ -152,8 +154,9 @@ class Admin:
         if not await run_in_threadpool(self._parts.deploy.drain, node_id, draining):
             raise no_node(node_id)
         await run_in_threadpool(self._parts.deploy.settle)
-        assigned = self._seen().assignments
-        words = next((drain_words(view, assigned) for view in self._seen().nodes if view.node_id == node_id), "")
+        seen = self._seen()
+        here = (view for view in seen.nodes if view.node_id == node_id)
+        words = next((drain_words(view, seen.assignments, _notes(seen)) for view in here), "")
         return JSONResponse({"node_id": node_id, "draining": draining, "words": words or "takes replicas"})
 
     async def _recheck(self, request: Request) -> Response:
@@ -304,6 +307,10 @@ def _number(request: Request, name: str, default: int, lowest: int, highest: int
     if not (text.isascii() and text.isdigit() and len(text) < 20 and lowest <= int(text) <= highest):
         raise UsageError(f"`{name}` must be a number from {lowest} to {highest}")
     return int(text)
+
+
+def _notes(seen: Outlook) -> dict[str, str]:
+    return {standing.profile.name: standing.note for standing in seen.standings if standing.note}
 
 
 def _missing(kind: str, name: str, hint: str) -> LlmgwError:

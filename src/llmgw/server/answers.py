@@ -18,7 +18,9 @@ from llmgw.server.state import StoredKey
 from llmgw.wire.shapes import to_full_json
 
 
-def node(view: NodeView, assignments: Iterable[Assignment] = ()) -> dict[str, Any]:
+def node(
+    view: NodeView, assignments: Iterable[Assignment] = (), notes: Mapping[str, str] | None = None
+) -> dict[str, Any]:
     """One node: everything it said, how fresh that is, and how far its draining."""
     report = view.report
     return {
@@ -29,7 +31,7 @@ def node(view: NodeView, assignments: Iterable[Assignment] = ()) -> dict[str, An
         "last_seen": view.last_seen,
         "draining": view.draining,
         "certificate": to_full_json(view.certificate),
-        "drain_words": drain_words(view, assignments),
+        "drain_words": drain_words(view, assignments, notes),
         "probed_at": report.probed_at if report is not None else None,
         "facts": to_full_json(view.facts),
         "readings": to_full_json(report.readings) if report is not None else None,

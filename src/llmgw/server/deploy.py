@@ -187,6 +187,8 @@ class Deploy:
         """Empty a node, or let it take replicas again; kept over restarts. False when there is no such node."""
         if not self._fleet.knows(node_id):
             return False
+        if any(view.node_id == node_id and view.draining == draining for view in self._fleet.views()):
+            return True  # said again
         self._state.set_draining(node_id, self._clock.now() if draining else None)
         self._fleet.set_draining(node_id, draining)
         words = "is being drained: its replicas go elsewhere" if draining else "takes replicas again"

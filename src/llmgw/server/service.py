@@ -35,7 +35,11 @@ def install_service(file: Path | None, user: str, start: bool, only_print: bool)
     tokens = [str(Path(loaded.http.admin_token_file).parent)]
     state_dir = str(loaded.state_dir)
     writable = [each for each in tokens if each != state_dir]
-    text = layout.server_unit(argv, user=user, state_dir=state_dir, writable=writable)
+    access_log = loaded.gateway.access_log
+    log_dir = str(Path(access_log).parent) if access_log else ""
+    text = layout.server_unit(
+        argv, user=user, state_dir=state_dir, writable=writable, log_dir="" if log_dir == state_dir else log_dir
+    )
     if only_print:
         click.echo(text, nl=False)
         return

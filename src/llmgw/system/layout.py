@@ -64,7 +64,9 @@ WantedBy=multi-user.target
 """
 
 
-def server_unit(argv: Sequence[str], *, user: str, state_dir: str, writable: Sequence[str] = ()) -> str:
+def server_unit(
+    argv: Sequence[str], *, user: str, state_dir: str, writable: Sequence[str] = (), log_dir: str = ""
+) -> str:
     """The server's unit: it needs its state directory and its sockets, so everything else is taken from it.
 
     Gateways are left to finish their answers, as the server has told them (`KillMode=process`).
@@ -72,10 +74,16 @@ def server_unit(argv: Sequence[str], *, user: str, state_dir: str, writable: Seq
     Args:
         state_dir: directory of the state, absolute.
         writable: further directories it writes to.
+        log_dir: directory of the gateways' access log, "" for none. Made when it is below `/var/log`.
     """
     under = state_dir.removeprefix("/var/lib/")
     state = f"StateDirectory={under}\nStateDirectoryMode=0700\n" if under != state_dir else ""
     paths = [*([] if state else [state_dir]), *writable]
+    under = log_dir.removeprefix("/var/log/")
+    if log_dir and under == log_dir:
+        paths.append(f"-{log_dir}")
+    elif log_dir:
+        state += f"LogsDirectory={under}\nLogsDirectoryMode=0750\n"
     more = f"ReadWritePaths={' '.join(paths)}\n" if paths else ""
     return f"""\
 [Unit]
