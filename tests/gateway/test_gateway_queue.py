@@ -169,3 +169,48 @@ def test_a_replica_that_is_ready_anew_is_not_passed_over_for_what_it_did_before(
     assert table.balance.sick
     table.apply(model(ZERO, ONE))
     assert not table.balance.sick
+
+
+class Told(Asks):
+    """Keeps how long it is told to wait."""
+
+    retry_after = ""
+
+    def refused(self, answer: Answer) -> None:
+        super().refused(answer)
+        self.retry_after = dict(answer.headers)["Retry-After"]
+
+
+def test_who_finds_the_queue_full_is_told_to_come_back_when_it_will_not_be() -> None:
+    table = Table(model(ZERO), queue=4)
+
+    def one_more() -> str:
+        told = Told()
+        table.admit(told)
+        assert told.status == 429
+        return told.retry_after
+
+    def pass_on(after_s: float) -> None:
+        table.now += after_s
+        table.balance.release("m", "m#0")
+        table.admit(Asks())
+
+    table.admit(*(Asks() for _ in range(5)))
+    assert one_more() == "1", "nothing is known yet"
+    table.now += 2.0
+    assert one_more() == "8", "nobody has come out of it for 2 s"
+    pass_on(1.0)
+    for _ in range(2):
+        pass_on(3.0)
+    assert one_more() == "12", "four wait, and one goes every 3 s"
+    for _ in range(40):
+        pass_on(0.1)
+    assert one_more() == "1"
+    for _ in range(5):
+        table.balance.release("m", "m#0")
+    table.now += 1000.0
+    table.admit(*(Asks() for _ in range(5)))
+    assert one_more() == "1", "what passed while nobody waited is no pace"
+    for _ in range(40):
+        pass_on(60.0)
+    assert one_more() == "30", "it may be mistaken"

@@ -54,18 +54,23 @@ class Queue:
 
     Attributes:
         size: how many wait. again: how many of them were tried on a replica that could not begin.
+        pace_s: from one who gets a slot to the next, while somebody waits; None before the first.
     """
 
-    __slots__ = ("_served", "_turn", "again", "by_key", "size")
+    __slots__ = ("_last", "_served", "_turn", "again", "by_key", "pace_s", "size")
 
     def __init__(self) -> None:
         self.by_key: dict[str, dict[Waiter, float]] = {}
         self.size = self.again = 0
         self._turn = 0
         self._served: dict[str, int] = {}
+        self.pace_s: float | None = None
+        self._last = 0.0
 
-    def add(self, waiter: Waiter, deadline: float) -> None:
+    def add(self, waiter: Waiter, deadline: float, now: float) -> None:
         """At the end of its key's line."""
+        if not self.size:
+            self._last = now
         line = self.by_key.get(waiter.key_name)
         if line is None:
             line = self.by_key[waiter.key_name] = {}
@@ -102,10 +107,17 @@ class Queue:
         self.remove(waiter)
         return waiter, deadline
 
-    def served(self, key_name: str) -> None:
+    def served(self, key_name: str, now: float) -> None:
         """This key has just got a slot."""
         self._turn += 1
         self._served[key_name] = self._turn
+        gap = now - self._last
+        self.pace_s = gap if self.pace_s is None else self.pace_s + (gap - self.pace_s) / 8
+        self._last = now
+
+    def wait_s(self, now: float) -> float:
+        """How long one more would wait at its end, as far as can be told by now."""
+        return max(self.pace_s or 0.0, now - self._last) * self.size
 
     def longest(self) -> tuple[str, int]:
         """The key with most requests waiting, and how many."""
@@ -172,7 +184,7 @@ class Balance:
                     waiter.refused(errors.model_not_found(waiter.model_name, self.names()))
                 elif model.name != name:
                     queue.remove(waiter)
-                    self._queue(model).add(waiter, deadline)
+                    self._queue(model).add(waiter, deadline, self._now())
             if name not in self.models:
                 del self._queues[name]
 
@@ -310,9 +322,10 @@ class Balance:
 
     def _wait(self, waiter: Waiter, model: RouteModel) -> None:
         queue = self._queue(model)
-        deadline = self._now() + self._options.queue_timeout_s
+        now = self._now()
+        deadline = now + self._options.queue_timeout_s
         if queue.size < self._options.queue:
-            queue.add(waiter, deadline)
+            queue.add(waiter, deadline, now)
             return
         if queue.size:
             # full: the key that has most waiting gives up its last one to a key that has fewer
@@ -322,10 +335,10 @@ class Balance:
                 last = next(reversed(queue.by_key[flooding]))
                 size = queue.size
                 queue.remove(last)
-                queue.add(waiter, deadline)
-                last.refused(errors.queue_full(model, size))
+                queue.add(waiter, deadline, now)
+                last.refused(errors.queue_full(model, size, queue.wait_s(now)))
                 return
-        waiter.refused(errors.queue_full(model, queue.size))
+        waiter.refused(errors.queue_full(model, queue.size, queue.wait_s(now)))
 
     def _look_again(self, name: str) -> None:
         queue, model = self._queues[name], self.models[name]
@@ -335,7 +348,7 @@ class Balance:
             while queue.size:
                 waiter, deadline = queue.take(self._key_busy.get(name, _NONE))
                 if self._try(waiter, model):
-                    queue.served(waiter.key_name)
+                    queue.served(waiter.key_name, self._now())
                     continue
                 held.append((waiter, deadline))
                 if not waiter.tried:

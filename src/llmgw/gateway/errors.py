@@ -13,6 +13,7 @@ from attrs import frozen
 from llmgw.domain.routing import RouteModel
 from llmgw.errors import LlmgwError
 
+_BUSY_MOST_S = 30.0
 STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
 
 
@@ -123,11 +124,19 @@ def not_ready(model: RouteModel, waited_s: float | None = None) -> Answer:
     )
 
 
-def queue_full(model: RouteModel, waiting: int) -> Answer:
-    """429: as many requests wait for the model as may wait."""
+def queue_full(model: RouteModel, waiting: int, wait_s: float) -> Answer:
+    """429: as many requests wait for the model as may wait; `wait_s`: how long the last of them will.
+
+    The public clients ask twice more and give up, so it is of no use to tell them to come back while it is still full.
+    """
     words = f"the model `{model.name}` is busy: {waiting} requests already wait for a slot"
     return refuse(
-        429, words, kind="rate_limit_error", code="queue_full", retry_after_s=1, extra={**_state(model), "words": words}
+        429,
+        words,
+        kind="rate_limit_error",
+        code="queue_full",
+        retry_after_s=min(_BUSY_MOST_S, wait_s),
+        extra={**_state(model), "words": words},
     )
 
 
