@@ -53,3 +53,23 @@ def test_no_line_is_half_there_and_lost_ones_are_counted(
     assert got == [f"{number:03}" for number in (*range(there), 53, 54, 55)]
     assert caplog.text.count("cannot be written") == 1
     assert f"can be written again; {53 - there} lines were lost" in caplog.text
+
+
+def test_a_log_that_is_moved_away_or_removed_is_begun_anew_without_a_signal(tmp_path: Path) -> None:
+    path = tmp_path / "access.log"
+    log = AccessLog(str(path))
+
+    def write(line: bytes) -> None:
+        log.add(line)
+        log.flush()
+
+    write(b"1")
+    path.rename(tmp_path / "access.log.1")
+    write(b"2")
+    write(b"3")
+    assert (tmp_path / "access.log.1").read_text() == "1\n"
+    assert path.read_text() == "2\n3\n"
+    path.unlink()
+    write(b"4")
+    assert path.read_text() == "4\n"
+    log.reopen()

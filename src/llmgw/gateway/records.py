@@ -32,7 +32,7 @@ class AccessLog:
     """One JSON object per line, written in blocks by the sweep.
 
     Args:
-        path: "" for none. Opened again by `reopen`, so a log may be moved away.
+        path: "" for none. Followed by its name: a log may be moved away, or removed, and a new one is begun.
         sample: part of the requests that is logged, 0 to 1; answers of 400 and above always are.
     """
 
@@ -57,6 +57,8 @@ class AccessLog:
         """Write what there is; a log that cannot be written loses lines, never requests, and no line is half there."""
         if not self._lines:
             return
+        if self._file is not None and self._moved():
+            self._close()
         data = self._cut + b"\n".join((*self._lines, b""))
         self._lines = []
         try:
@@ -80,6 +82,16 @@ class AccessLog:
     def reopen(self) -> None:
         """Begin a new file if the old one was moved away."""
         self.flush()
+        self._close()
+
+    def _moved(self) -> bool:
+        assert self._file is not None
+        try:
+            return not os.path.samestat(os.fstat(self._file), os.stat(self._path))  # noqa: PTH116  (a hot path)
+        except OSError:
+            return True
+
+    def _close(self) -> None:
         file, self._file, self._cut = self._file, None, b""
         if file is not None:
             with contextlib.suppress(OSError):
