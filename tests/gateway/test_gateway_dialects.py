@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import socket
 from typing import Any
@@ -11,6 +12,7 @@ import openai
 import pytest
 from gateway_fakes import Gateway, ask, dechunk, fetch, model, post, read_all, replica
 
+from llmgw.domain.routing import RouteKey
 from llmgw.gateway.dialects import anthropic_error
 
 PATHS = ("/v1/chat/completions", "/v1/messages", "/v1/messages/count_tokens", "/v1/responses")
@@ -54,6 +56,20 @@ def test_the_anthropic_client_sees_type_code_words_and_request_id(plane: Gateway
     assert error.value.request_id
     assert [(each.id, each.display_name, each.type) for each in listed] == [("r", "r", "model")]
     assert listed.data[0].created_at.year == 2023
+
+
+def test_who_would_have_to_wait_for_long_is_told_so_at_once(plane: Gateway) -> None:
+    key = RouteKey("ann", hashlib.sha256(b"secret").hexdigest(), tpm=10)
+    plane.routes(model(replica(plane.engine())), keys=(key,), required=True)
+    headers = {"Authorization": "Bearer secret", "Content-Type": "application/json"}
+    assert plane.fetch("POST", "/v1/chat/completions", ask(max_tokens=50), headers)[0] == 200
+    with (
+        openai.OpenAI(base_url=f"http://127.0.0.1:{plane.port}/v1", api_key="secret", timeout=20) as client,
+        pytest.raises(openai.RateLimitError, match="10 tokens a minute") as over,
+    ):
+        client.chat.completions.create(model="m", messages=[])
+    assert float(over.value.response.headers["retry-after"]) > 120
+    assert over.value.response.headers["x-should-retry"] == "false"
 
 
 def test_an_answer_and_an_engines_error_carry_the_request_id_and_the_right_shape(plane: Gateway) -> None:

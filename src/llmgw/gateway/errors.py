@@ -13,6 +13,9 @@ from attrs import frozen
 from llmgw.domain.routing import RouteModel
 from llmgw.errors import LlmgwError
 
+NO_RETRY = (("x-should-retry", "false"),)
+"""The public clients obey Retry-After in silence, twice, however long it is; with this they say at once why."""
+
 _BUSY_MOST_S = 30.0
 STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
 
@@ -119,8 +122,7 @@ def not_ready(model: RouteModel, waited_s: float | None = None) -> Answer:
         code="model_loading" if loading else "model_not_ready",
         retry_after_s=30 if refused else 5,
         extra=_state(model),
-        # the public clients would wait twice that long by themselves before anybody reads why
-        headers=(("x-should-retry", "false"),) if refused else (),
+        headers=NO_RETRY if refused else (),
     )
 
 

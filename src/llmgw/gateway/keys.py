@@ -8,11 +8,12 @@ import time
 from collections.abc import Callable
 
 from llmgw.domain.routing import RouteKey, RouteTable
-from llmgw.gateway.errors import Answer, RequestRefused, refuse
+from llmgw.gateway.errors import NO_RETRY, Answer, RequestRefused, refuse
 from llmgw.gateway.head import RequestHead
 from llmgw.gateway.limits import Budget, Limits
 
 _NOBODY = "0" * 64
+_PATIENCE_S = 120.0
 
 
 class Keys:
@@ -85,7 +86,8 @@ class Keys:
         what = f"{key.rpm} requests" if which == "rpm" else f"{key.tpm} tokens"
         words = f"the API key `{key.name}` is limited to {what} a minute; the next is possible in {wait_s:.1f} s"
         code = "rate_limit_exceeded" if which == "rpm" else "token_limit_exceeded"
-        return refuse(429, words, kind="rate_limit_error", code=code, retry_after_s=wait_s)
+        headers = NO_RETRY if wait_s > _PATIENCE_S else ()
+        return refuse(429, words, kind="rate_limit_error", code=code, retry_after_s=wait_s, headers=headers)
 
     def _given(self, head: RequestHead) -> bytes | None:
         scheme, _, rest = head.authorization.partition(b" ")
