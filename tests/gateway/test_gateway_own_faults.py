@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import logging
 from types import SimpleNamespace
@@ -13,7 +14,8 @@ from gateway_fakes import model, replica
 
 from llmgw.domain.routing import RouteTable
 from llmgw.gateway.balance import Balance
-from llmgw.gateway.errors import Answer
+from llmgw.gateway.errors import Answer, refuse
+from llmgw.gateway.protocol import Client
 from llmgw.gateway.relay import Relay
 from llmgw.gateway.settings import Options
 
@@ -57,3 +59,20 @@ def test_a_client_is_answered_when_the_way_to_an_engine_fails_by_a_fault(caplog:
     assert not plane.active
     assert "`id-1` could not be handled" in caplog.text
     assert "nobody thought of this" in caplog.text
+
+
+def test_a_client_that_is_reset_while_its_answer_is_written_is_nobody_elses_trouble() -> None:
+    """A slot that comes free may find that this one is to be refused; what goes wrong here must not reach the giver."""
+    written: list[bytes] = []
+
+    def gone() -> None:
+        raise OSError(errno.ENOTCONN, "Transport endpoint is not connected")
+
+    transport: Any = SimpleNamespace(
+        write=written.append, write_eof=gone, can_write_eof=lambda: True, is_closing=lambda: False
+    )
+    plane: Any = SimpleNamespace(now=lambda: 0.0, draining=False, cors=b"")
+    client = Client(plane)
+    client.transport = transport
+    client.answer(refuse(503, "no", code="no_replica", close=True))
+    assert b" 503 " in written[0]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
 import ssl
 from typing import Any
 
@@ -10,7 +12,7 @@ from llmgw.domain.routing import RouteKey
 from llmgw.gateway.admin import AdminRelay
 from llmgw.gateway.bodies import ChunkedBody, apply_caps, prefix_of, read_asked, too_large
 from llmgw.gateway.dialects import anthropic_error, is_anthropic
-from llmgw.gateway.errors import Answer, RequestRefused, malformed, refuse, status_line
+from llmgw.gateway.errors import Answer, RequestRefused, malformed, own_fault, refuse, status_line
 from llmgw.gateway.forms import read_form
 from llmgw.gateway.head import DIGITS, Known, RequestHead, incomplete_is_hopeless, read_head, speaks_tls
 from llmgw.gateway.keys import check_expiry
@@ -20,6 +22,7 @@ from llmgw.gateway.relay import Relay
 from llmgw.gateway.surface import Goal, aim
 from llmgw.gateway.tls import operator_of
 
+_LOG = logging.getLogger("llmgw.gateway")
 _LINGER_S = 2.0
 _LINGER_MOST_S = 30.0
 _FLUSH_S = 30.0
@@ -189,9 +192,8 @@ class Client(asyncio.Protocol):
         self.keep = head.keep_alive and not plane.draining
         try:
             self._go(head, data[len(digits) - rest :])
-        except RequestRefused as refused:
-            self._count(refused.answer)
-            self.answer(refused.answer)
+        except Exception as error:
+            self._failed(error)
         return True
 
     def _advance(self) -> None:
@@ -199,9 +201,24 @@ class Client(asyncio.Protocol):
             while self._stage in (_HEAD, _BODY) and (self._buf or self._stage is _BODY):
                 if not (self._read_head() if self._stage is _HEAD else self._read_body()):
                     return
-        except RequestRefused as refused:
-            self._count(refused.answer)
-            self.answer(refused.answer)
+        except Exception as error:
+            self._failed(error)
+
+    def _failed(self, error: Exception) -> None:
+        """Answer a refusal, and a fault of ours too: a client that is cut off does not know what to make of it."""
+        if isinstance(error, RequestRefused):
+            answer = error.answer
+        elif self._relay is not None:
+            self._relay.broke(error)
+            return
+        else:
+            _LOG.error("a request could not be handled", exc_info=error)
+            if self._stage is not _BUSY:
+                self.abort()
+                return
+            answer = own_fault()
+        self._count(answer)
+        self.answer(answer)
 
     def _count(self, answer: Answer) -> None:
         head, plane = self._head, self.plane
@@ -365,7 +382,9 @@ class Client(asyncio.Protocol):
         if linger and not self.transport.is_closing():
             self._deadline, self._linger_until = now + _LINGER_S, now + _LINGER_MOST_S
             if self.transport.can_write_eof():
-                self.transport.write_eof()
+                # who waits for this may be another's request: a client that has gone is not its fault
+                with contextlib.suppress(OSError):
+                    self.transport.write_eof()
         else:
             self._deadline = now + _FLUSH_S
             self.transport.close()
