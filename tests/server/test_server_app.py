@@ -121,6 +121,28 @@ def test_killed_it_leaves_its_gateway_and_the_next_one_keeps_it(server: Server) 
     assert not _is_gateway(gateway)
 
 
+def test_a_gateway_that_was_started_with_other_settings_is_replaced_though_it_outlived_its_server(
+    server: Server,
+) -> None:
+    server.start()
+    [before] = server.gateways
+    server.end(signal.SIGKILL)
+    server.settings["gateway"] = {"queue": 7}
+    server.start()
+    eventually(lambda: not _is_gateway(before), "the one with the old settings to go")
+    [after] = eventually(lambda: server.api("GET", "/status")["gateways"], "the one with the new settings")
+    assert after["pid"] != before
+    server.gateways.add(after["pid"])
+    assert b"--queue\x007\x00" in Path(f"/proc/{after['pid']}/cmdline").read_bytes()
+
+
+def test_a_name_may_be_listened_on(server: Server) -> None:
+    server.settings["http"]["listen"] = f"localhost:{server.port}"
+    server.start()
+    first = server.api("GET", "/status")["gateways"]
+    assert server.api("GET", "/status")["gateways"][0]["pid"] == first[0]["pid"]
+
+
 def test_a_taken_address_ends_it_with_words_and_without_a_gateway(server: Server) -> None:
     with socket.create_server(("127.0.0.1", server.port)):
         ended = server.run()

@@ -83,6 +83,7 @@ class Service:
         host, port = self._socket.getsockname()[:2]
         listen = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         hello = {"type": "gateway", "pid": os.getpid(), "listen": listen, "version": __version__, "index": self._index}
+        hello["settings"] = self._options.settings
 
         def linked(connected: bool) -> None:
             plane.control_connected = connected

@@ -25,6 +25,7 @@ class Options:
         workers: how many gateway processes share the address; they count requests and limits together.
         access_log: file for one JSON line per request, "" for none.
         access_log_sample: part of the requests that is logged, 0 to 1; answers of 400 and above always are.
+        settings: the server's name for all of this, told back to it: it knows gateways that were started with others.
         cors_origins: origins whose pages may use the API, `*` for all, none when empty.
     """
 
@@ -44,3 +45,4 @@ class Options:
     access_log: str = ""
     access_log_sample: float = 1.0
     cors_origins: str = ""
+    settings: str = ""

@@ -56,6 +56,7 @@ def _listen(text: str) -> tuple[str, int]:
 @click.option("--access-log", default="", help="File for one JSON line per request.")
 @click.option("--access-log-sample", default=1.0, help="Part of the requests that is logged, 0 to 1.")
 @click.option("--cors-origins", default="", help="Origin whose pages may use the API, or `*`.")
+@click.option("--settings", default="", help="Told back to the control process.")
 def command(
     control: str,
     admin: str,
@@ -79,6 +80,7 @@ def command(
     access_log: str,
     access_log_sample: float,
     cors_origins: str,
+    settings: str,
 ) -> None:
     """Serve /v1 on HOST:PORT by the routes of the control process (internal)."""
     from llmgw.gateway.settings import Options
@@ -101,6 +103,7 @@ def command(
         access_log=access_log,
         access_log_sample=access_log_sample,
         cors_origins=cors_origins,
+        settings=settings,
     )
     tls = FrontFiles(tls_cert, tls_key, tls_client_ca, tls_client_crl) if tls_cert else None
     run(control, admin, _listen(listen), tls, index, options)

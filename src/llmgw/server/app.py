@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import logging
 import signal
 import socket
@@ -140,7 +141,7 @@ def _start(settings: ServerSettings, stack: contextlib.ExitStack) -> Deploy:
     from llmgw.server.usage import Requests, Usage, UsageDoor
     from llmgw.server.web import Web, make_app
     from llmgw.server.weights_routes import WeightsDoors
-    from llmgw.server.workers import Workers
+    from llmgw.server.workers import Workers, numeric
     from llmgw.system.clock import RealClock
     from llmgw.wire.tls import TlsFiles
 
@@ -182,14 +183,16 @@ def _start(settings: ServerSettings, stack: contextlib.ExitStack) -> Deploy:
         events=events,
         in_flight=control.in_flight,
     )
+    gateway = _Gateway(settings)
     workers = Workers(
         control,
         clock,
-        _Gateway(settings),
+        gateway,
         count=settings.gateway.workers,
-        listen=str(http.listen),
+        listen=numeric(http.listen.host, http.listen.port),
         on_serving=lambda address: log.info("serving http%s://%s", "s" if http.tls else "", address),
         wake=gateways_changed,
+        settings=gateway.settings,
     )
     control.start()
     stack.callback(control.stop)
@@ -262,7 +265,7 @@ def _registrar(settings: ServerSettings, state: State, clock: Clock) -> Registra
 
 
 def _take_address(settings: ServerSettings, workers: Workers) -> None:
-    """Make sure that `http.listen` is free, or held by gateways of an earlier server, which are then kept.
+    """Make sure that `http.listen` is free, or held by gateways of an earlier server.
 
     Raises:
         AddressInUse: somebody else has it.
@@ -274,10 +277,8 @@ def _take_address(settings: ServerSettings, workers: Workers) -> None:
     try:
         check_free(listen.host, listen.port)
     except AddressInUse:
-        survivors = workers.adopt(SURVIVORS_S)
-        if not survivors:
+        if not workers.adopt(SURVIVORS_S):
             raise
-        log.info("%d gateways of an earlier server go on", len(survivors))
 
 
 def _providers(plugins_dir: str) -> Mapping[str, Provider]:
@@ -386,6 +387,8 @@ class _Gateway:
             self._options += ["--tls-cert", settings.http.tls.cert, "--tls-key", settings.http.tls.key]
             for option, path in (("ca", settings.http.tls.client_ca), ("crl", settings.http.tls.client_crl)):
                 self._options += [f"--tls-client-{option}", path] if path else []
+        self.settings = hashlib.sha256("\0".join(self._options).encode()).hexdigest()[:16]
+        self._options += ["--settings", self.settings]
 
     def __call__(self, index: int) -> Daemon:
         from llmgw.system.commands import start_daemon

@@ -38,6 +38,7 @@ class GatewayInfo:
     in_flight: Mapping[str, int] = field(factory=dict)
     requests: int | None = None
     replicas: Mapping[str, int] = field(factory=dict)
+    settings: str = ""
 
 
 @define(eq=False)
@@ -271,7 +272,8 @@ def _hello(line: bytes) -> GatewayInfo | None:
     pid, listen, version, index = (said.get(key) for key in ("pid", "listen", "version", "index"))
     if type(pid) is not int or type(index) is not int or not isinstance(listen, str) or not isinstance(version, str):
         return None
-    return GatewayInfo(pid, listen, version, index)
+    settings = said.get("settings")
+    return GatewayInfo(pid, listen, version, index, settings=settings if isinstance(settings, str) else "")
 
 
 def _count(peer: _Peer, said: dict[str, Any]) -> None:

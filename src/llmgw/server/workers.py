@@ -56,8 +56,9 @@ class Workers:
     """Keeps `count` gateways running.
 
     Args:
-        listen: address they serve, as they say it themselves.
+        listen: address they serve, as they say it themselves: `numeric`.
         start: starts one.
+        settings: name of the settings gateways are started with; adopted ones with others are replaced.
         on_serving: called once, with the address, when the first gateway is connected.
         wake: set when a gateway connected or went.
     """
@@ -72,7 +73,9 @@ class Workers:
         listen: str,
         on_serving: Callable[[str], None],
         wake: threading.Event,
+        settings: str = "",
     ) -> None:
+        self._settings = settings
         self._control = control
         self._clock = clock
         self._start = start
@@ -85,10 +88,10 @@ class Workers:
         self._thread = threading.Thread(target=self._run, name="gateways", daemon=True)
 
     def adopt(self, wait_s: float) -> tuple[GatewayInfo, ...]:
-        """Wait a moment for gateways that outlived the last server; those of another version or address must go.
+        """Wait a moment for gateways that outlived the last server; those of another version, address or settings go.
 
         Returns:
-            The ones that stay.
+            Those that hold the address: the ones that stay, and the ones that finish their answers and go.
         """
         deadline = self._clock.monotonic() + wait_s
         while (left := deadline - self._clock.monotonic()) > 0:
@@ -96,11 +99,14 @@ class Workers:
             if len(self._control.gateways()) >= len(self._places):
                 break
             self._clock.wait(self._wake, left)
-        for info in self._control.gateways():
-            if not self._fits(info):
+        found = self._control.gateways()
+        for info in found:
+            if self._fits(info):
+                log.info("gateway pid %d of an earlier server goes on", info.pid)
+            else:
                 log.info("gateway pid %d (%s, llmgw %s) is told to go", info.pid, info.listen, info.version)
                 self._control.drain(info.pid)
-        return tuple(info for info in self._control.gateways() if self._fits(info))
+        return tuple(info for info in found if info.listen == self._listen or self._listen.endswith(":0"))
 
     def start(self) -> None:
         """Begin to keep them running."""
@@ -178,7 +184,18 @@ class Workers:
         return daemon is not None and daemon.pid == info.pid
 
     def _fits(self, info: GatewayInfo) -> bool:
-        return info.version == __version__ and (info.listen == self._listen or self._listen.endswith(":0"))
+        return (
+            info.version == __version__
+            and info.settings == self._settings
+            and (info.listen == self._listen or self._listen.endswith(":0"))
+        )
+
+
+def numeric(host: str, port: int) -> str:
+    """The address a gateway says it listens on when it is told a name; as written when the name does not resolve."""
+    with contextlib.suppress(OSError):
+        host = str(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][4][0])
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def check_free(host: str, port: int) -> None:
