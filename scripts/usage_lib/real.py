@@ -97,6 +97,10 @@ def make(dice: random.Random, number: int, breaking: bool) -> Asked:
     elif kind < 0.65:
         path = "/v1/completions"
         body |= {"prompt": said, "max_tokens": tokens} | _options(dice, stream)
+        if stream and dice.random() < 0.3:
+            # llama-server tells the tokens of all of them in streams only
+            more: dict[str, Any] = {"n": 2} if dice.random() < 0.5 else {"prompt": list(SAID[:2])}
+            body, tokens = body | more, 2 * tokens
     elif kind < 0.8:
         path = "/v1/messages"
         body |= {"messages": messages[-1:], "max_tokens": tokens}
@@ -129,6 +133,10 @@ def stay(connection: http.client.HTTPConnection, asked: Asked) -> Seen:
 def _usage(events: list[Any]) -> tuple[int, int] | None:
     """Prompt and completion tokens by a reading of its own: whole JSON, not the gateway's search for an object."""
     found: dict[str, int] = {}
+    several = [event["usage"] for event in events if "timings" in event and event.get("usage")]
+    if len(several) > 1:
+        # of two choices for one prompt, or of two prompts of different lengths
+        return sum({each["prompt_tokens"] for each in several}), sum(each["completion_tokens"] for each in several)
     for event in events:
         for holder in (event, event.get("message"), event.get("response")):
             said = holder.get("usage") if isinstance(holder, dict) else None

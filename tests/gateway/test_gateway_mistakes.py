@@ -7,10 +7,12 @@ import json
 import ssl
 import time
 
+import attrs
 import openai
 import pytest
-from gateway_fakes import Gateway, ask, model, read_all, replica
+from gateway_fakes import Gateway, ask, model, post, read_all, replica
 
+from llmgw.domain.routing import Caps, RouteTable
 from llmgw.gateway.plane import Plane
 from llmgw.gateway.protocol import Client
 from llmgw.gateway.settings import Options
@@ -76,6 +78,17 @@ def test_a_body_that_is_no_json_is_answered_with_what_it_is(
     got, _, answer = plane.fetch("POST", "/v1/chat/completions", body, {"Content-Type": "application/json"})
     assert got == status
     assert words in json.loads(answer)["error"]["message"]
+    assert plane.chat()[0] == 200
+
+
+@pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens", "n_predict", "temperature"])
+def test_a_number_that_is_none_is_refused_where_a_profile_has_bounds(plane: Gateway, name: str) -> None:
+    plane.routes(attrs.evolve(model(replica(plane.engine())), caps=Caps(max_tokens=9, max_temperature=1.0)))
+    text = b'{"model":"m","messages":[],"%b":1e999}' % name.encode()
+    status, _, body = plane.fetch("POST", "/v1/chat/completions", text, {"Content-Type": "application/json"})
+    assert (status, json.loads(body)["error"]["param"]) == (400, name)
+    text = b'{"model":"m","\xff":1}'
+    assert plane.fetch("POST", "/v1/chat/completions", text, {"Content-Type": "application/json"})[0] == 400
     assert plane.chat()[0] == 200
 
 
@@ -154,3 +167,27 @@ def test_a_process_that_ends_does_not_wait_for_who_still_sends() -> None:
         client.data_received(b"x" * 100)
         client.check(clock[0])
     assert wire.cut
+
+
+@pytest.mark.parametrize("at", ["balance.admit", "keys.check"])
+def test_a_fault_of_the_gateways_own_is_an_answer_or_a_cut_and_never_silence(
+    at: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    plane = Plane(Options(), "", lambda: 1.0)
+    plane.apply(RouteTable(1, (model(replica(1)),)))
+
+    def fail(*_: object) -> None:
+        raise KeyError(at)
+
+    room, _, name = at.partition(".")
+    monkeypatch.setattr(getattr(plane, room), name, fail)
+    client, wire = Client(plane), Wire()
+    client.connection_made(wire)  # type: ignore[arg-type]
+    client.data_received(post("/v1/chat/completions", ask()))
+    if at == "balance.admit":
+        assert wire.got.startswith(b"HTTP/1.1 500 ")
+        assert b'"code":"internal"' in wire.got
+    else:
+        assert wire.cut
+    assert at in caplog.text
+    assert not plane.active

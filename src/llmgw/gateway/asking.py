@@ -38,6 +38,7 @@ class Asking(Relay):
     Attributes:
         budget, key_name: what bounds the key whose request it is, and its name; "" for an anonymous one.
         tokens: what the engine said about tokens, None while it said nothing.
+        several: choices asked for each prompt where the answer has several (`Asked.several`), else 0.
         events: data events of a stream so far; where the answer is `partial`, see `usage.passed_on`.
         ended_at, ended_model: when it ended, and the name under which it is counted.
     """
@@ -50,6 +51,7 @@ class Asking(Relay):
     tokens: Tokens | None = None
     events = 0
     partial = False
+    several = 0
     first_at: float | None = None
     queue_ms = 0
     why = b""
@@ -82,6 +84,8 @@ class Asking(Relay):
         self.began = self.last = now
         self.model_name = asked.model or ""
         self.stream = bool(asked.stream)
+        if asked.n or asked.prompt:
+            self.several = asked.several()
         self.budget = lane.budget
         self.key_name = lane.key_name
         plane.active.add(self)
@@ -128,7 +132,7 @@ class Asking(Relay):
         try:
             self._ask(upstream, self.plane.now())
         except Exception as error:
-            self._broke(error)
+            self.broke(error)
 
     def _unreachable(self, error: OSError) -> None:
         replica = self.replica
@@ -138,7 +142,7 @@ class Asking(Relay):
         try:
             self._not_begun(words)
         except Exception as unexpected:
-            self._broke(unexpected)
+            self.broke(unexpected)
 
     def _ask(self, upstream: Upstream, now: float) -> None:
         replica, head, body = self.replica, self.head, self.body

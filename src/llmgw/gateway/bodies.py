@@ -99,9 +99,19 @@ class Asked(msgspec.Struct, gc=False):
     stream: bool | None = None
     messages: msgspec.Raw = msgspec.Raw()
     prompt: msgspec.Raw = msgspec.Raw()
+    n: msgspec.Raw = msgspec.Raw()
+
+    def several(self) -> int:
+        """Choices asked for each prompt where the answer has several, of one prompt or of many; else 0."""
+        n = bytes(self.n)
+        choices = int(n) if n.isdigit() and len(n) < 6 else 1
+        return choices if choices > 1 or _PROMPTS.match(self.prompt) else 0
 
 
+# several texts, or several lists of tokens
+_PROMPTS = re.compile(rb'\[\s*(?:"(?:[^"\\]|\\.)*"|\[[^\]]*\])\s*,', re.DOTALL)
 _DECODER = msgspec.json.Decoder(Asked)
+_UNREADABLE = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
 
 
 def read_asked(body: bytes | bytearray) -> Asked:
@@ -118,7 +128,7 @@ def read_asked(body: bytes | bytearray) -> Asked:
         raise RequestRefused(
             refuse(400, f"the request body is not what this endpoint takes: {words}", code="invalid_type", param=param)
         ) from error
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+    except _UNREADABLE as error:
         raise RequestRefused(_no_json(bytes(body[:4]), str(error))) from error
     if not asked.model:
         raise RequestRefused(refuse(400, "the request names no `model`", code="missing_model", param="model"))
@@ -171,20 +181,24 @@ _CAPPED = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/mess
 
 
 def apply_caps(body: bytes | bytearray, path: str, caps: Caps) -> bytes | bytearray:
-    """Bring `max_tokens` and `temperature` of a request within a profile's bounds, and set its defaults."""
+    """Bring `max_tokens` and `temperature` of a request within a profile's bounds, and set its defaults.
+
+    Raises:
+        RequestRefused: 400, the body or one of them cannot be read.
+    """
     if path not in _CAPPED:
         return body
     said = _LIMITED.decode(body)
     changed: dict[str, float | int] = {}
     names = _TOKEN_FIELDS.get(path, ("n_predict", "max_completion_tokens", "max_tokens"))
-    given = [(name, value) for name in names if (value := _number(getattr(said, name))) is not None]
+    given = [(name, value) for name in names if (value := _number(name, getattr(said, name))) is not None]
     for name, value in given:
         if caps.max_tokens is not None and not 0 <= value <= caps.max_tokens:
             changed[name] = caps.max_tokens
     default = caps.default_max_tokens if caps.default_max_tokens is not None else caps.max_tokens
     if not given and default is not None:
         changed[names[-1]] = default if caps.max_tokens is None else min(default, caps.max_tokens)
-    warmth = _number(said.temperature)
+    warmth = _number("temperature", said.temperature)
     wanted = caps.default_temperature if warmth is None else warmth
     if wanted is not None:
         if caps.min_temperature is not None:
@@ -195,14 +209,23 @@ def apply_caps(body: bytes | bytearray, path: str, caps: Caps) -> bytes | bytear
             changed["temperature"] = wanted
     if not changed:
         return body
-    fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+    try:
+        fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+    except _UNREADABLE as error:
+        # names that nobody has asked for so far are read here for the first time
+        raise RequestRefused(_no_json(bytes(body[:4]), str(error))) from error
     fields.update({name: msgspec.Raw(msgspec.json.encode(value)) for name, value in changed.items()})
     return msgspec.json.encode(fields)
 
 
-def _number(raw: msgspec.Raw) -> float | int | None:
+def _number(name: str, raw: msgspec.Raw) -> float | int | None:
     data = bytes(raw)
     if not data:
         return None
-    value = msgspec.json.decode(data)
+    try:
+        value = msgspec.json.decode(data)
+    except _UNREADABLE as error:
+        # such as 1e999, which is JSON and no number
+        words = f"the request body is not what this endpoint takes: {error} - at `$.{name}`"
+        raise RequestRefused(refuse(400, words, code="invalid_type", param=name)) from error
     return value if isinstance(value, (int, float)) and not isinstance(value, bool) else None

@@ -161,6 +161,11 @@ def no_routes() -> Answer:
     )
 
 
+def own_fault() -> Answer:
+    """500: a fault of the gateway's own."""
+    return refuse(500, "the gateway failed; its log says why", kind="server_error", code="internal")
+
+
 def upstream_failed(message: str, status: int = 502, code: str = "upstream_failed") -> Answer:
     """502 or 504: the engine broke off, or did not answer in time."""
     return refuse(status, message, kind="server_error", code=code)

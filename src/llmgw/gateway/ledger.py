@@ -75,6 +75,10 @@ def _count(serve: Asking, one: ModelStats, row: Row) -> None:
     elif completion is not None:
         row.completion += completion
         one.completion += completion
+        if tokens is not None and tokens.of > 1:
+            # the engine has told a part only, which must not pass for all
+            row.unknown_requests += 1
+            one.unknown += 1
     elif prompt is None and not serve.head.path.endswith("/count_tokens"):
         row.unknown_requests += 1
         one.unknown += 1

@@ -83,7 +83,7 @@ class Plane:
             if serve.partial:
                 used += passed_on(serve.head.path, serve.events, tokens)
             elif tokens is not None:
-                used += tokens.completion or 0
+                used += (tokens.completion or 0) * tokens.of
             budget.spend(now, used)
         self.ledger.add(serve)
 

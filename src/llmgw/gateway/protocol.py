@@ -210,6 +210,8 @@ class Client(asyncio.Protocol):
             answer = error.answer
         elif self._relay is not None:
             self._relay.broke(error)
+            if self._relay is not None:
+                self.abort()  # it had ended before
             return
         else:
             _LOG.error("a request could not be handled", exc_info=error)

@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any
 
-from llmgw.gateway.errors import Answer, refuse, status_line, upstream_failed
+from llmgw.gateway.errors import Answer, own_fault, refuse, status_line, upstream_failed
 from llmgw.gateway.frames import deframe, frame
 from llmgw.gateway.head import RequestHead
 from llmgw.gateway.reply import Reply
@@ -251,10 +251,10 @@ class Relay(ABC):
     def _spawned(self, task: asyncio.Task[None]) -> None:
         error = None if task.cancelled() else task.exception()
         if error is not None:
-            self._broke(error)
+            self.broke(error)
 
-    def _broke(self, error: BaseException) -> None:
+    def broke(self, error: BaseException) -> None:
         """A fault of ours must not leave a client waiting for ever."""
         _LOG.error("request `%s` could not be handled", self.request_id.decode("ascii"), exc_info=error)
         if not self._ended:
-            self._fail(refuse(500, "the gateway failed; its log says why", kind="server_error", code="internal"))
+            self._fail(own_fault())

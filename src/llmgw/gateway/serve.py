@@ -10,7 +10,7 @@ from llmgw.gateway.frames import deframe
 from llmgw.gateway.reply import Reply
 from llmgw.gateway.stats import ModelStats
 from llmgw.gateway.upstream import Upstream
-from llmgw.gateway.usage import Tokens, strip_usage
+from llmgw.gateway.usage import ManyTokens, Tokens, strip_usage
 
 _EVENT_END = b"\n\n\r\n"
 _EDGE = 64 << 10
@@ -32,7 +32,7 @@ class Serve(Asking):
 
     def on_whole(self, upstream: Upstream, reply: Reply, body: bytes) -> None:
         """The usual end of a request that is no stream: in one piece, out in one piece."""
-        if reply.status != 200 or reply.events or not self.head.http11:
+        if reply.status != 200 or reply.events or not self.head.http11 or self.several:
             super().on_whole(upstream, reply, body)
             return
         plane, client, replica = self.plane, self.client, self.replica
@@ -196,11 +196,11 @@ class Serve(Asking):
             if len(body) - end <= _CUT_LIMIT:
                 body, self._cut = body[:end], body[end:]
         seen = body
-        if not self._strip:
+        if not self._strip and not self.several:
             # a chunk may come in two reads, with a part of the usage in each
             seen = self._half + body
             self._half = seen[seen.rfind(b"\n\n") + 1 :][-_CUT_LIMIT:]
-        if b'"usage"' in seen:
+        if b'"usage"' in seen or self.several:
             self._read_usage(seen)
             if self._strip:
                 body = strip_usage(body)
@@ -210,7 +210,7 @@ class Serve(Asking):
 
     def _read_usage(self, data: bytes) -> None:
         if self.tokens is None:
-            self.tokens = Tokens()
+            self.tokens = ManyTokens(self.several, self._events) if self.several else Tokens()
         self.tokens.read(data)
 
     def _keep(self, upstream: Upstream, data: bytes, ended: bool) -> None:

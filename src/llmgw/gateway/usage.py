@@ -9,6 +9,7 @@ import msgspec
 
 _OBJECT = re.compile(rb'"(?:usage|timings)"[ \t]*:[ \t]*(\{(?:[^{}]|\{[^{}]*\})*\})')
 _EMPTY_CHOICES = re.compile(rb'"choices"[ \t]*:[ \t]*\[[ \t]*\]')
+_REST = 64 << 10
 _OPTIONS = re.compile(rb'"stream_options"')
 # events of a stream before the first that carries a token, as llama-server sends them
 _OPENING = {"/v1/chat/completions": 1, "/v1/messages": 2, "/v1/responses": 4}
@@ -35,9 +36,14 @@ _SAID = msgspec.json.Decoder(_Said)
 
 
 class Tokens:
-    """Prompt and completion tokens of one answer; None while unknown."""
+    """Prompt and completion tokens of one answer; None while unknown.
+
+    Attributes:
+        of: of how many choices the engine has told those of one; more than 1 means that the rest is not known.
+    """
 
     __slots__ = ("completion", "prompt")
+    of = 1
 
     def __init__(self) -> None:
         self.prompt: int | None = None
@@ -85,6 +91,55 @@ class Tokens:
                 self.completion = completion
 
 
+class ManyTokens(Tokens):
+    """Of an answer with several choices.
+
+    Engines count them together, but for llama-server: in a stream it tells those of each choice, one event with `usage`
+    and `timings` after the other, and in an answer that is no stream those of the first alone. A prompt of several
+    choices counts once, as it does in the engine's own counters.
+
+    Args:
+        choices: how many were asked for each prompt.
+        stream: `read` gets the parts of an event stream, none twice; else the whole answer.
+    """
+
+    __slots__ = ("_choices", "_rest", "_stream", "_told", "of")
+
+    def __init__(self, choices: int, stream: bool) -> None:
+        super().__init__()
+        self.of = 1
+        self._choices = choices
+        self._stream = stream
+        self._rest = b""
+        self._told = (0, 0)
+
+    def read(self, data: bytes) -> None:
+        """See `Tokens.read`."""
+        if not self._stream:
+            super().read(data)
+            if b'"timings"' in data:
+                self.of = max(self.of, self._choices, data.count(b'"finish_reason"'))
+            return
+        *events, self._rest = (self._rest + data).split(b"\n\n")
+        self._rest = self._rest[-_REST:]
+        for event in events:
+            if b'"usage"' not in event:
+                continue
+            if b'"timings"' not in event and not _EMPTY_CHOICES.search(event):
+                if self._told == (0, 0):
+                    super().read(event)  # of all so far, from an engine that tells as it goes
+                continue
+            said = Tokens()
+            said.read(event)
+            prompt, completion = self._told
+            self._told = prompt + (said.prompt or 0), completion + (said.completion or 0)
+            self.prompt, self.completion = self._prompt(said.prompt), self._told[1]
+
+    def _prompt(self, last: int | None) -> int:
+        # the events of one prompt say the same; of an engine that counts all in one event there is nothing to divide
+        return max(last or 0, self._told[0] // self._choices)
+
+
 def passed_on(path: str, events: int, tokens: Tokens | None) -> int:
     """Completion tokens of an answer that broke off: what the engine had said by then, else the events with a token.
 
@@ -93,9 +148,11 @@ def passed_on(path: str, events: int, tokens: Tokens | None) -> int:
         events: data events passed on, with those before the first token. One to three after the last token and before
             the engine's own count, of an answer that breaks off just there, are counted as tokens.
     """
+    seen = max(0, events - _OPENING.get(path, 0))
     if tokens is not None and tokens.completion:
-        return tokens.completion
-    return max(0, events - _OPENING.get(path, 0))
+        # of several choices some may have been told, and others not yet
+        return tokens.completion if tokens.__class__ is Tokens else max(tokens.completion, seen)
+    return seen
 
 
 class _Options(msgspec.Struct, gc=False):
