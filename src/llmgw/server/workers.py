@@ -88,7 +88,7 @@ class Workers:
         self._thread = threading.Thread(target=self._run, name="gateways", daemon=True)
 
     def adopt(self, wait_s: float) -> tuple[GatewayInfo, ...]:
-        """Wait a moment for gateways that outlived the last server; those of another version, address or settings go.
+        """Wait a moment for gateways that outlived the last server; those with other settings are replaced later.
 
         Returns:
             Those that hold the address: the ones that stay, and the ones that finish their answers and go.
@@ -104,8 +104,8 @@ class Workers:
             if self._fits(info):
                 log.info("gateway pid %d of an earlier server goes on", info.pid)
             else:
-                log.info("gateway pid %d (%s, llmgw %s) is told to go", info.pid, info.listen, info.version)
-                self._control.drain(info.pid)
+                words = "gateway pid %d (%s, llmgw %s) was started otherwise and is replaced"
+                log.info(words, info.pid, info.listen, info.version)
         return tuple(info for info in found if info.listen == self._listen or self._listen.endswith(":0"))
 
     def start(self) -> None:
@@ -148,7 +148,9 @@ class Workers:
             if ours and (info.index not in connected or self._is_child(info)):
                 connected[info.index] = info
         for info in present:
-            if connected.get(info.index) is not info:
+            instead = connected.get(info.index)
+            # who does not fit serves until another does in its place
+            if instead is not info and (instead is not None or info.index >= len(self._places)):
                 self._control.drain(info.pid)
         for index, place in enumerate(self._places):
             self._check(index, place, connected.get(index), now)
