@@ -264,10 +264,11 @@ def test_processes_that_flood_at_the_same_time_do_not_get_more_in_the_long_run(t
 
 
 @contextlib.contextmanager
-def workers(start: Callable[..., Gateway]) -> Iterator[Gateway]:
+def workers(start: Callable[..., Gateway], *flags: str) -> Iterator[Gateway]:
     """Two gateway processes behind one address."""
-    first = start("--workers", "2")
-    second = Gateway(first.work, "--workers", "2", "--index", "1", "--listen", f"127.0.0.1:{first.port}", control=False)
+    flags = ("--workers", "2", *flags)
+    first = start(*flags)
+    second = Gateway(first.work, *flags, "--index", "1", "--listen", f"127.0.0.1:{first.port}", control=False)
     try:
         wait_for(lambda: first.control and len(first.control.hellos) == 2, "the second process", 40)
         yield first

@@ -5,12 +5,20 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
+import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from gateway_fakes import model, replica
+from gateway_fakes import Gateway, ask, model, post, read_until, replica, wait_for
+from test_gateway_limits import workers
+from test_gateway_queue import Asks
 
+from llmgw.domain.routing import RouteTable
+from llmgw.gateway.balance import Balance
+from llmgw.gateway.settings import Options
 from llmgw.gateway.shared import Shared
 
 SERVED = model(replica(1, "m#0"), replica(2, "m#1"))
@@ -23,8 +31,11 @@ class Others:
         self._path = path
         self._children: list[int] = []
 
-    def start(self, workers: list[int]) -> None:
-        """Start them at the same instant; each counts on `workers[i]` being there."""
+    def start(self, workers: list[int], waits: float = 0.0) -> None:
+        """Start them at the same instant; each counts on `workers[i]` being there.
+
+        `waits`: until then a request for `m` waits in each.
+        """
         there, go = os.pipe(), os.pipe()
         for count in workers:
             child = os.fork()
@@ -33,6 +44,7 @@ class Others:
                     os.close(go[1])
                     os.read(go[0], 1)  # ends for all of them at once
                     shared = Shared(self._path, count)
+                    shared.wait("m", waits)
                     shared.add("m#0", 1)
                     os.write(there[1], b"y")
                     signal.pause()
@@ -112,3 +124,79 @@ def test_a_disk_without_room_is_known_at_the_start(join: Callable[[int], Shared]
     for path in tmp_path.iterdir():
         info = path.stat()
         assert info.st_blocks * 512 >= info.st_size, path.name
+
+
+# -- waiting
+
+
+def test_a_slot_is_left_to_who_has_waited_longer_in_another_process(
+    others: Others, join: Callable[[int], Shared]
+) -> None:
+    now = [100.0]
+    shared = join(2)
+    balance = Balance(Options(queue_timeout_s=30.0), lambda: now[0], shared)
+    balance.apply(RouteTable(1, (model(replica(1, "m#0", slots=2)),)))
+    others.start([2], waits=120.0)  # it came at 90
+    shared.look_at_rows()
+    mine, late = Asks(), Asks()
+    balance.admit(mine)
+    balance.admit(late)
+    assert not mine.at
+    now[0] += 0.1
+    balance.expire()
+    assert not mine.at
+    # it has left the slot there long enough: it may be one that it cannot use
+    now[0] += 0.15
+    balance.expire()
+    assert mine.at == "m#0"
+    others.kill(1)
+    shared.look_at_rows()
+    balance.expire()
+    assert late.at == "m#0"
+    balance.release("m", "m#0")
+    balance.release("m", "m#0")
+    others.start([2], waits=now[0] + 29.95)
+    shared.look_at_rows()
+    early = Asks()
+    balance.admit(early)
+    assert early.at == "m#0", "the other one came at the same time"
+
+
+def test_a_busy_process_does_not_keep_another_ones_requests_waiting(start: Callable[..., Gateway]) -> None:
+    """Both wait for the one slot there is; who has it must not give it to its own for ever."""
+    stop = threading.Event()
+
+    def act(sock: socket.socket, _request: bytes) -> None:
+        time.sleep(0.02)
+        sock.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
+
+    def ask_once(sock: socket.socket) -> bytes:
+        sock.sendall(post("/v1/chat/completions", ask()))
+        return read_until(sock, b"}")
+
+    def flood(sock: socket.socket) -> None:
+        while not stop.is_set():
+            ask_once(sock)
+
+    with workers(start, "--queue-timeout", "10s") as made, contextlib.ExitStack() as stack:
+        made.routes(model(replica(made.scripted(act), slots=1)))
+        found: dict[bytes, list[socket.socket]] = {}
+
+        def enough() -> bool:
+            sock = stack.enter_context(made.connect())
+            got = ask_once(sock)
+            if got.startswith(b"HTTP/1.1 200 "):
+                found.setdefault(got.partition(b"x-request-id: ")[2].partition(b"-")[0], []).append(sock)
+            return len(found) == 2 and max(map(len, found.values())) > 3
+
+        wait_for(enough, "connections to both processes", 30)
+        few, many = sorted(found.values(), key=len)
+        threads = [threading.Thread(target=flood, args=(sock,)) for sock in many]
+        for thread in threads:
+            thread.start()
+        try:
+            assert [ask_once(few[0])[:13] for _ in range(5)] == [b"HTTP/1.1 200 "] * 5
+        finally:
+            stop.set()
+            for thread in threads:
+                thread.join()

@@ -3,40 +3,20 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Set
-from typing import Protocol
+from collections.abc import Callable
 
 from attrs import define
 
 from llmgw.domain.routing import PickReason, PickWhy, RouteModel, RouteReplica, RouteTable, Rows, choose, rows_of, usual
 from llmgw.gateway import errors
-from llmgw.gateway.errors import Answer
 from llmgw.gateway.settings import Options
 from llmgw.gateway.shared import Shared
+from llmgw.gateway.waiting import Queue, Waiter
 
 _LOG = logging.getLogger("llmgw.gateway")
 _EJECT_MAX_S = 60.0
-
-
-class Waiter(Protocol):
-    """A request that wants a replica. Exactly one of `start` and `refused` is called, unless it leaves."""
-
-    model_name: str
-    key_name: str
-    prefix: bytes
-    tried: Set[str]
-
-    def start(self, model: RouteModel, replica: RouteReplica, reason: PickReason | None) -> None:
-        """A slot of `replica` is yours; give it back by `Balance.release`."""
-        ...
-
-    def refused(self, answer: Answer) -> None:
-        """There is none; tell the client this."""
-        ...
-
-    def exhausted(self, model: RouteModel) -> None:
-        """Every ready replica has had this request already."""
-        ...
+_TURN_S = 0.1
+_PATIENCE_S = 0.2
 
 
 @define
@@ -45,92 +25,6 @@ class _Sick:
 
     fails: int = 0
     until: float = 0.0
-
-
-class Queue:
-    """Those who wait for one model: first come first served within a key, and between keys the one that has least.
-
-    The next slot goes to the key with the fewest requests at the engines; among equals to the one served longest ago.
-
-    Attributes:
-        size: how many wait. again: how many of them were tried on a replica that could not begin.
-        pace_s: from one who gets a slot to the next, while somebody waits; None before the first.
-    """
-
-    __slots__ = ("_last", "_served", "_turn", "again", "by_key", "pace_s", "size")
-
-    def __init__(self) -> None:
-        self.by_key: dict[str, dict[Waiter, float]] = {}
-        self.size = self.again = 0
-        self._turn = 0
-        self._served: dict[str, int] = {}
-        self.pace_s: float | None = None
-        self._last = 0.0
-
-    def add(self, waiter: Waiter, deadline: float, now: float) -> None:
-        """At the end of its key's line."""
-        if not self.size:
-            self._last = now
-        line = self.by_key.get(waiter.key_name)
-        if line is None:
-            line = self.by_key[waiter.key_name] = {}
-        line[waiter] = deadline
-        self._count(waiter, 1)
-
-    def put_back(self, waiter: Waiter, deadline: float) -> None:
-        """At the head of its key's line, where it was."""
-        line = self.by_key.get(waiter.key_name, {})
-        self.by_key[waiter.key_name] = {waiter: deadline, **line}
-        self._count(waiter, 1)
-
-    def _count(self, waiter: Waiter, step: int) -> None:
-        self.size += step
-        if waiter.tried:
-            self.again += step
-
-    def remove(self, waiter: Waiter) -> bool:
-        """False when it is not there."""
-        line = self.by_key.get(waiter.key_name)
-        if line is None or line.pop(waiter, None) is None:
-            return False
-        self._count(waiter, -1)
-        if not line:
-            del self.by_key[waiter.key_name]
-            if not self.by_key:
-                self._served.clear()
-        return True
-
-    def take(self, busy: dict[str, int]) -> tuple[Waiter, float]:
-        """Take out who is next, with its deadline; there must be somebody."""
-        name = min(self.by_key, key=lambda each: (busy.get(each, 0), self._served.get(each, 0)))
-        waiter, deadline = next(iter(self.by_key[name].items()))
-        self.remove(waiter)
-        return waiter, deadline
-
-    def served(self, key_name: str, now: float) -> None:
-        """This key has just got a slot."""
-        self._turn += 1
-        self._served[key_name] = self._turn
-        gap = now - self._last
-        self.pace_s = gap if self.pace_s is None else self.pace_s + (gap - self.pace_s) / 8
-        self._last = now
-
-    def wait_s(self, now: float) -> float:
-        """How long one more would wait at its end, as far as can be told by now."""
-        return max(self.pace_s or 0.0, now - self._last) * self.size
-
-    def longest(self) -> tuple[str, int]:
-        """The key with most requests waiting, and how many."""
-        name = max(self.by_key, key=lambda each: len(self.by_key[each]))
-        return name, len(self.by_key[name])
-
-    def late(self, now: float) -> list[Waiter]:
-        """Whose deadline is over."""
-        return [waiter for waiter, deadline in self.all() if deadline <= now]
-
-    def all(self) -> list[tuple[Waiter, float]]:
-        """All, with their deadlines."""
-        return [each for line in self.by_key.values() for each in line.items()]
 
 
 class Balance:
@@ -150,6 +44,7 @@ class Balance:
         self._turn = 0
         self._queues: dict[str, Queue] = {}
         self._where: dict[str, RouteReplica] = {}
+        self._yielded: dict[str, tuple[float, float]] = {}
         self._key_busy: dict[str, dict[str, int]] = {}
 
     def apply(self, table: RouteTable) -> None:
@@ -185,6 +80,8 @@ class Balance:
                 elif model.name != name:
                     queue.remove(waiter)
                     self._queue(model).add(waiter, deadline, self._now())
+                    self._tell(model.name)
+            self._tell(name)
             if name not in self.models:
                 del self._queues[name]
 
@@ -228,8 +125,9 @@ class Balance:
 
     def leave(self, waiter: Waiter) -> None:
         """The client of a waiting request has gone."""
-        for queue in self._queues.values():
-            queue.remove(waiter)
+        for name, queue in self._queues.items():
+            if queue.remove(waiter):
+                self._tell(name)
 
     def expire(self) -> None:
         """Refuse those whose time in the queue is over.
@@ -250,6 +148,11 @@ class Balance:
                     waiter.refused(errors.queue_deadline(model, waited))
                 else:
                     waiter.refused(errors.not_ready(model, waited))
+                self._tell(name)
+
+    def polls(self) -> bool:
+        """Whether somebody waits whom another process may free a slot for: then `expire` is to be called soon."""
+        return self._shared is not None and any(queue.size for queue in self._queues.values())
 
     def failed(self, replica: RouteReplica, words: str) -> None:
         """A connection to the replica failed: pass it over for 1 s, 2 s, 4 s … 60 s.
@@ -282,18 +185,21 @@ class Balance:
         now = self._now()
         return frozenset(replica_id for replica_id, sick in self.sick.items() if sick.until > now)
 
-    def _try(self, waiter: Waiter, model: RouteModel) -> bool:
-        """True when the waiter's fate is decided, False when it has to wait."""
+    def _try(self, waiter: Waiter, model: RouteModel, deadline: float = 0.0) -> bool:
+        """True when the waiter's fate is decided, False when it has to wait; `deadline`: if it waits already."""
         rows = self._rows.get(model.name)
         self._turn += 1
         counts = self.in_flight if self._shared is None else self._shared.counts(model)
         if rows is not None and not (waiter.tried or self.sick):
             found = usual(rows, counts, self._turn, waiter.prefix)
-            if found is not None:
-                self._give(waiter, model, *found)
-            return found is not None
+            if found is None or (self._shared is not None and self._yields(model.name, deadline)):
+                return False
+            self._give(waiter, model, *found)
+            return True
         replica, why, reason = choose(model, counts, waiter.tried, self._ejected(), self._turn, waiter.prefix)
         if replica is not None:
+            if self._shared is not None and not waiter.tried and self._yields(model.name, deadline):
+                return False
             self._give(waiter, model, replica, reason)
         elif why is PickWhy.ALL_TRIED:
             waiter.exhausted(model)
@@ -302,6 +208,26 @@ class Balance:
         else:
             return False
         return True
+
+    def _yields(self, name: str, deadline: float) -> bool:
+        """Whether a slot is left to a request of another process, which has waited longer; if it takes it soon."""
+        shared = self._shared
+        assert shared is not None
+        other = shared.longest_wait(name)
+        if not other:
+            return False
+        now = self._now()
+        if other > (deadline or now + self._options.queue_timeout_s) - _TURN_S:
+            return False
+        before = self._yielded.get(name)
+        if before is None or before[0] != other:
+            self._yielded[name] = (other, now)
+            return True
+        return now - before[1] < _PATIENCE_S
+
+    def _tell(self, name: str) -> None:
+        if self._shared is not None:
+            self._shared.wait(name, self._queues[name].oldest())
 
     def _give(self, waiter: Waiter, model: RouteModel, replica: RouteReplica, reason: PickReason | None) -> None:
         replica_id, name, key_name = replica.replica_id, model.name, waiter.key_name
@@ -326,6 +252,7 @@ class Balance:
         deadline = now + self._options.queue_timeout_s
         if queue.size < self._options.queue:
             queue.add(waiter, deadline, now)
+            self._tell(model.name)
             return
         if queue.size:
             # full: the key that has most waiting gives up its last one to a key that has fewer
@@ -347,7 +274,7 @@ class Balance:
         try:
             while queue.size:
                 waiter, deadline = queue.take(self._key_busy.get(name, _NONE))
-                if self._try(waiter, model):
+                if self._try(waiter, model, deadline):
                     queue.served(waiter.key_name, self._now())
                     continue
                 held.append((waiter, deadline))
@@ -356,6 +283,7 @@ class Balance:
         finally:
             for waiter, deadline in reversed(held):
                 queue.put_back(waiter, deadline)
+            self._tell(name)
 
 
 def _address(replica: RouteReplica) -> tuple[str, int]:

@@ -26,6 +26,7 @@ _LOG = logging.getLogger("llmgw.gateway")
 _SEND_BUFFER = 64 << 10
 _BACKLOG = 1024
 _LAST_WORDS_S = 3.0
+_POLL_S = 0.02
 
 
 class Service:
@@ -159,10 +160,16 @@ async def _settle_usage(plane: Plane, link: ControlLink) -> None:
 
 
 async def _sweep(plane: Plane) -> None:
+    due = plane.now() + plane.pause_s()
     while True:
-        await asyncio.sleep(plane.pause_s())
+        left = due - plane.now()
+        await asyncio.sleep(max(0.0, min(left, _POLL_S) if plane.balance.polls() else left))
         try:
-            plane.sweep()
+            if plane.now() < due:
+                plane.balance.expire()
+            else:
+                due = plane.now() + plane.pause_s()
+                plane.sweep()
         except Exception:
             _LOG.exception("a deadline could not be judged")
 

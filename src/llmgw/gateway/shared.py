@@ -1,4 +1,4 @@
-"""Requests in flight of all gateway processes of one address, in a file they map into memory.
+"""Requests in flight and waiting in all gateway processes of one address, in a file they map into memory.
 
 Each process writes its own row only, and reads the others': no locks. A row belongs to a process as long as that lives;
 what a dead one left behind is not counted.
@@ -21,7 +21,9 @@ _LOG = logging.getLogger("llmgw.gateway")
 
 _ROWS = 64
 _COLUMNS = 4096
-_BYTES = _ROWS * _COLUMNS * 8
+_COUNTS_BYTES = _ROWS * _COLUMNS * 8
+_WAITS = 512
+_BYTES = _COUNTS_BYTES + _ROWS * _WAITS * 8
 
 
 class Shared:
@@ -54,7 +56,9 @@ class Shared:
         except OSError:
             os.close(self._file)
             raise
-        self._cells = memoryview(self._map).cast("q")
+        view = memoryview(self._map)
+        self._cells = view[:_COUNTS_BYTES].cast("q")
+        self._waits = view[_COUNTS_BYTES:].cast("d")
         self._zero(self._index)
         self._workers = min(workers, _ROWS)
         self._mine: dict[str, int] = {}
@@ -84,6 +88,17 @@ class Shared:
         read, file = self._read, self._map
         return {replica_id: sum(read(file, start)) for replica_id, start in places}
 
+    def wait(self, model_name: str, deadline: float) -> None:
+        """Until when the request that has waited longest for a model waits in this process; 0.0: none does."""
+        self._waits[_wait_column(model_name) * _ROWS + self._index] = deadline
+
+    def longest_wait(self, model_name: str) -> float:
+        """The same of all other processes; a model whose column is the same may be taken for it."""
+        rows = self._read_waits(self._map, _COUNTS_BYTES + _wait_column(model_name) * _ROWS * 8)
+        if not any(rows):
+            return 0.0
+        return min((deadline for row, deadline in enumerate(rows) if deadline and row != self._index), default=0.0)
+
     def clear(self) -> None:
         """A new snapshot: models may have other replicas."""
         self._places.clear()
@@ -94,12 +109,14 @@ class Shared:
         width = max(self._workers, 1 + max(row for row in range(_ROWS) if row not in dead))
         for row in dead:
             # locked, so that no new process has it before it is cleared
-            if row < width and any(self._cells[row::_ROWS]) and take_row(self._file, row):
+            dirty = row < width and (any(self._cells[row::_ROWS]) or any(self._waits[row::_ROWS]))
+            if dirty and take_row(self._file, row):
                 self._zero(row)
                 leave_row(self._file, row)
         if width != self._width:
             self._width = width
             self._read = struct.Struct(f"{width}q").unpack_from
+            self._read_waits = struct.Struct(f"{width}d").unpack_from
             if self.limits is not None:
                 self.limits.widen(width)
 
@@ -108,14 +125,22 @@ class Shared:
         if self.limits is not None:
             self.limits.close()
         self._cells.release()
+        self._waits.release()
         self._map.close()
         os.close(self._file)
 
     def _zero(self, row: int) -> None:
         for at in range(row, _COLUMNS * _ROWS, _ROWS):
             self._cells[at] = 0
+        for at in range(row, _WAITS * _ROWS, _ROWS):
+            self._waits[at] = 0.0
 
 
 @lru_cache(4096)
 def _column(replica_id: str) -> int:
     return crc32(replica_id.encode()) % _COLUMNS
+
+
+@lru_cache(4096)
+def _wait_column(model_name: str) -> int:
+    return crc32(model_name.encode()) % _WAITS
