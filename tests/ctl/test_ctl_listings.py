@@ -152,6 +152,19 @@ def test_a_refused_profile_shows_each_node_s_own_words(ctl: Ctl) -> None:
     )
 
 
+def test_of_hundreds_of_refusals_the_listing_shows_some_and_says_where_the_rest_is(
+    ctl: Ctl, admin: AdminServer
+) -> None:
+    nodes = [{"node_id": f"n{number:03}", "code": "label", "words": "has no label `rack`"} for number in range(300)]
+    refusal = {"profile": "big", "words": "no node can run `big`: all 300 nodes refuse", "nodes": nodes}
+    entry = {"profile": {"name": "big", "engine": "llama.cpp"}, "state": "refused", "words": refusal["words"]}
+    admin.routes[("GET", "/api/v1/profiles")] = {"profiles": [{**entry, "refusal": refusal}]}
+    lines = ctl("profiles").output.splitlines()
+    assert len(lines) == 13
+    assert lines[-1].endswith("… and 290 more nodes: `llmgw ctl explain big`")
+    assert len(json.loads(ctl("profiles", "-o", "json").output)["profiles"][0]["refusal"]["nodes"]) == 300
+
+
 def test_replicas_show_where_they_run_and_how_they_ended(ctl: Ctl) -> None:
     lines = ctl("replicas").output.splitlines()
     assert lines[1].split() == ["qwen#0", "gpu-a-01", "ready", "1h", "ready"]

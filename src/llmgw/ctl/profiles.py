@@ -17,6 +17,8 @@ from llmgw.errors import ConfigError, LlmgwError, Unreachable, UsageError
 if TYPE_CHECKING:
     from llmgw.domain.profiles import Profile
 
+_NODES = 10
+
 
 @click.command()
 @output_option
@@ -29,7 +31,7 @@ def profiles(session: Session, output: str, watch: bool) -> None:
 
 
 def draw(data: dict[str, Any], look: Look) -> list[str]:
-    """The table: a row per profile, and one for each node that refused it."""
+    """The table: a row per profile, and one for each node that refused it, of very many the first ones."""
     rows: list[list[Cell | str | None]] = []
     for entry in data.get("profiles") or ():
         profile = entry.get("profile") or {}
@@ -44,7 +46,10 @@ def draw(data: dict[str, Any], look: Look) -> list[str]:
         words = entry.get("words") or ""
         said = [words, *([refusal["words"]] if refusal.get("words") and refusal["words"] not in words else ())]
         said += [entry["note"]] if entry.get("note") else []
-        said += [f"{node.get('node_id')}: {node.get('words')}" for node in refusal.get("nodes") or ()]
+        nodes = refusal.get("nodes") or ()
+        said += [f"{node.get('node_id')}: {node.get('words')}" for node in nodes[:_NODES]]
+        if len(nodes) > _NODES:
+            said.append(f"… and {len(nodes) - _NODES} more nodes: `llmgw ctl explain {profile.get('name')}`")
         rows += [[*row, line] for line in said]
     if not rows:
         return ["no profile: apply one with `llmgw ctl apply -f FILE`"]

@@ -132,10 +132,14 @@ class Admin:
         )
 
     async def _nodes(self, _: Request) -> Response:
-        seen = self._seen()
-        notes = _notes(seen)
-        found = [answers.node(view, seen.assignments, notes) for view in self._parts.fleet.views()]
-        return JSONResponse({"nodes": found})
+        def answer() -> Response:
+            seen = self._seen()
+            notes = _notes(seen)
+            found = [answers.node(view, seen.assignments, notes) for view in self._parts.fleet.views()]
+            return JSONResponse({"nodes": found})
+
+        # thousands of nodes take a while, and others ask too
+        return await run_in_threadpool(answer)
 
     async def _node(self, request: Request) -> Response:
         node_id = request.path_params["node_id"]

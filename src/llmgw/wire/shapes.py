@@ -90,10 +90,27 @@ def to_json(value: Any) -> Any:
     return _CONVERTER.unstructure(value)
 
 
+_PLAIN = frozenset((str, int, float, bool, type(None)))
+
+
+# what of a value is shown, by class, None for one that is no attrs class; asked for every value of every node
+_SHOWN: dict[type, tuple[str, ...] | None] = {}
+
+
+def _fields_of(kind: type) -> tuple[str, ...] | None:
+    if kind not in _SHOWN:
+        _SHOWN[kind] = tuple(field.name for field in attrs.fields(kind) if field.repr) if attrs.has(kind) else None
+    return _SHOWN[kind]
+
+
 def to_full_json(value: Any) -> Any:
     """Like `to_json` with every field present: for people and scripts, who should not have to know defaults."""
-    if attrs.has(type(value)):
-        return {f.name: to_full_json(getattr(value, f.name)) for f in attrs.fields(type(value)) if f.repr}
+    kind = type(value)
+    if kind in _PLAIN:
+        return value
+    names = _fields_of(kind)
+    if names is not None:
+        return {name: to_full_json(getattr(value, name)) for name in names}
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, (list, tuple)):
