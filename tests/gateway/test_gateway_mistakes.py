@@ -50,6 +50,13 @@ def test_the_openai_client_says_what_is_wrong_with_its_base_url(plane: Gateway) 
         client.chat.completions.create(model="m", messages=[])
 
 
+def test_a_client_of_ollamas_api_is_not_asked_for_the_admin_token(plane: Gateway) -> None:
+    for method, path in (("GET", "/api/tags"), ("POST", "/api/chat"), ("GET", "/api/version")):
+        status, _, body = plane.fetch(method, path, {} if method == "POST" else None)
+        assert status == 404
+        assert "a base URL ending in `/v1`" in json.loads(body)["error"]["message"]
+
+
 def test_other_paths_go_to_the_control_process_as_before(plane: Gateway) -> None:
     for path in ("/", "/v2/models", "/api/v1/models", "/modelsx", "/api/v1/chat/completions"):
         status, _, body = plane.fetch("GET", path)

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 _ALLOWED_HEADERS = b"authorization, content-type, x-api-key, x-request-id, anthropic-version"
 _NAMES = re.compile(rb"[A-Za-z0-9_-]{1,64}(?:[ \t]*,[ \t]*[A-Za-z0-9_-]{1,64}){0,63}")
+# the control process would ask these clients for its admin token
+_OLLAMA = frozenset(f"/api/{name}" for name in "chat embed embeddings generate ps show tags version".split())
 CORE = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")
 
 
@@ -68,6 +70,9 @@ def aim(plane: Plane, head: RequestHead) -> tuple[Goal | Answer, RouteKey | None
         plane.ledger.settle()
         text = prometheus(plane.stats, plane.balance, len(plane.clients))
         return Answer(200, text, "text/plain; version=0.0.4; charset=utf-8"), None
+    if path in _OLLAMA:
+        words = f"{path} is of Ollama's API, which is not spoken here; connect as to OpenAI, with a base URL ending in `/v1`"
+        raise RequestRefused(refuse(404, words, code="unknown_path"))
     meant = _meant(plane, path)
     if meant:
         raise RequestRefused(_unknown_path(plane, head, meant))
