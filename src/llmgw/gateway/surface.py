@@ -71,7 +71,7 @@ def aim(plane: Plane, head: RequestHead) -> tuple[Goal | Answer, RouteKey | None
         text = prometheus(plane.stats, plane.balance, len(plane.clients))
         return Answer(200, text, "text/plain; version=0.0.4; charset=utf-8"), None
     if path in _OLLAMA:
-        words = f"{path} is of Ollama's API, which is not spoken here; connect as to OpenAI, with a base URL ending in `/v1`"
+        words = f"{path} is of Ollama's API, not spoken here; connect as to OpenAI, with a base URL ending in `/v1`"
         raise RequestRefused(refuse(404, words, code="unknown_path"))
     meant = _meant(plane, path)
     if meant:
