@@ -12,7 +12,7 @@ from typing import Protocol
 from attrs import asdict, frozen
 
 from llmgw.domain.engines import Origin
-from llmgw.errors import HttpError
+from llmgw.errors import HttpError, UsageError
 from llmgw.system.files import read_text, write_atomic
 
 ENGINE = "llama.cpp"
@@ -73,6 +73,24 @@ def choose(
     if model:
         return Choice(kept.version, kept.source, model_name(model), _absolute(model))
     return kept
+
+
+def check_model(model: str) -> None:
+    """See at once what could only fail later, and tediously.
+
+    Raises:
+        UsageError: it names no model, or a file that is not there.
+    """
+    from llmgw.config.sources import check_model_source
+
+    hint = "name a GGUF file, `hf:ORG/REPO@REVISION:FILE` or `https://…#sha256=…`"
+    path = _absolute(model)
+    try:
+        check_model_source(path)
+    except ValueError as error:
+        raise UsageError(f"cannot serve `{model[:200]}`", cause=str(error), hint=hint) from error
+    if path.startswith("/") and not Path(path).exists():
+        raise UsageError(f"cannot serve `{model[:200]}`", cause=f"there is no file `{path}`", hint=hint)
 
 
 def model_name(model: str) -> str:

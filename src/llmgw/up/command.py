@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from llmgw.errors import LlmgwError
-from llmgw.up.choice import ENGINE, choose
+from llmgw.errors import LlmgwError, UsageError
+from llmgw.up.choice import ENGINE, check_model, choose
 from llmgw.up.talk import Talk
 from llmgw.up.watch import Watch
 
@@ -50,6 +50,9 @@ def command(model: str | None, question: str, once: bool, listen: str, state_dir
     """
     from llmgw.system.files import lock, make_dir
 
+    _check_listen(listen)
+    if model:
+        check_model(model)
     state = (state_dir or default_state()).expanduser().resolve()
     make_dir(state, 0o700)
     stop = threading.Event()
@@ -57,6 +60,21 @@ def command(model: str | None, question: str, once: bool, listen: str, state_dir
         signal.signal(number, lambda *_: stop.set())
     with lock(state / "up.lock", "another `llmgw up`"):
         _serve(state, listen, model, question, once, stop)
+
+
+def _check_listen(listen: str) -> None:
+    from llmgw.config import parse_host_port
+
+    try:
+        address = parse_host_port(listen)
+    except ValueError as error:
+        raise UsageError(f"cannot listen there: {error}", hint="write `--listen 127.0.0.1:9000`") from error
+    if not address.loopback or address.port == 0:
+        raise UsageError(
+            f"`llmgw up` does not listen on `{listen}`",
+            cause="it serves this machine alone, without keys and TLS, on a port you know",
+            hint="write `--listen 127.0.0.1:9000`; docs/quickstart.md says how to serve others",
+        )
 
 
 def _serve(state: Path, listen: str, model: str | None, question: str, once: bool, stop: threading.Event) -> None:

@@ -91,6 +91,8 @@ class Parts:
                 said = {"error": words}
             elif kind in ("cause", "hint") and said:
                 said[kind] = words
+            elif said and "cause" not in said and line.startswith(f"{self.state}/"):
+                said["cause"] = line  # a problem of a file, by its place
         if not said:
             cause = lines[-1] if lines else "it wrote nothing"
             return LlmgwError(f"`llmgw {part}` has ended", cause=cause, hint=f"see `{self.state / f'{part}.log'}`")
