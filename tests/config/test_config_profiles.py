@@ -176,3 +176,32 @@ _text = st.text(st.characters(min_codepoint=32, max_codepoint=126), max_size=20)
 )
 def test_what_is_written_reads_back_the_same(profile: Profile) -> None:
     assert profile_from_json(profile_to_json(profile)) == profile
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ({"min_temperature": 2, "max_temperature": 1}, "min_temperature: 2 is more than `max_temperature`, 1"),
+        (
+            {"default_temperature": 0.1, "min_temperature": 0.5},
+            "min_temperature: 0.5 is more than `default_temperature`, 0.1",
+        ),
+        (
+            {"default_temperature": 1.5, "max_temperature": 1},
+            "default_temperature: 1.5 is more than `max_temperature`, 1",
+        ),
+        ({"max_tokens": 5, "default_max_tokens": 10}, "default_max_tokens: 10 is more than `max_tokens`, 5"),
+        ({"context": 10}, "context: must be from 128 to 100000000, is 10"),
+    ],
+)
+def test_bounds_that_exclude_each_other_are_refused(keys: dict[str, float], words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        profile_from_json({"name": "a", "model": "m", **keys})
+    assert caught.value.problems == (words,)
+
+
+def test_bounds_that_go_together_are_taken() -> None:
+    made = profile_from_json(
+        {"name": "a", "model": "m", "min_temperature": 0, "default_temperature": 0.5, "max_temperature": 0.5}
+    )
+    assert made.max_temperature == 0.5

@@ -31,6 +31,7 @@ def pki(tmp_path_factory: pytest.TempPathFactory) -> Path:
     issue_server(made, "old", ("localhost",), days=1, now=now - 2 * DAY)
     issue_server(made, "elsewhere", (), days=3, now=now)
     issue_operator(made, "anna", days=3, now=now)
+    issue_operator(made, "olaf", days=1, now=now - 2 * DAY)
     return made
 
 
@@ -118,3 +119,11 @@ def test_a_file_that_cannot_be_used_is_named_before_anybody_is_asked(home: Path,
     said = refused(home, "https://localhost:1", cert=f"{pki}/anna.pem", key=f"{pki}/localhost-key.pem")
     assert said.message == f"cannot use the certificate `{pki}/anna.pem` with the key `{pki}/localhost-key.pem`"
     assert said.cause == "the key does not belong to the certificate"
+
+
+def test_a_server_that_leaves_after_it_saw_our_certificate_is_not_called_absent(home: Path, pki: Path) -> None:
+    with tls_server(pki, "localhost") as port:
+        server = f"https://localhost:{port}"
+        said = refused(home, server, ca=f"{pki}/ca.pem", cert=f"{pki}/olaf.pem", key=f"{pki}/olaf-key.pem")
+    assert said.message == f"no secure connection to `{server}`"
+    assert f"it may not accept the certificate `{pki}/olaf.pem` (expired on " in said.hint

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -13,6 +14,8 @@ import pytest
 from install_fakes import DEBIAN, Shelf, StepClock, facts
 from install_small import Small, pipeline, release
 
+from llmgw.agent import app_doctor
+from llmgw.agent import settings as agent_settings
 from llmgw.agent.doctor import EngineDoctor, Mark, directory_line, node_lines
 from llmgw.domain.engines import EngineSpec, NamedEngine
 from llmgw.domain.facts import CpuFacts, FabricFacts, Finding, GpuFacts, NodeWarning, Truth
@@ -142,3 +145,25 @@ def test_a_directory_that_cannot_be_written_is_bad(tmp_path: Path) -> None:
     line = directory_line("engines_dir", Path("/proc/engines"))
     assert line.mark is Mark.BAD
     assert line.fix == "name another directory in agent.yaml"
+
+
+@pytest.mark.parametrize(
+    ("words", "last_error", "fix"),
+    [
+        (
+            "the certificate expired 2d ago",
+            "the certificate expired 2d ago",
+            "docs/certificates.md says how to renew one",
+        ),
+        ("not connected: no route to host", "no route to host", "look at the agent's log"),
+        ("not connected, trying again", "no route to host", "no route to host"),
+    ],
+)
+def test_what_to_do_about_the_server_is_never_its_trouble_said_again(
+    tmp_path: Path, words: str, last_error: str, fix: str
+) -> None:
+    (tmp_path / "status.json").write_text(
+        json.dumps({"pid": os.getpid(), "connected": "no", "words": words, "last_error": last_error})
+    )
+    line = app_doctor._server(agent_settings.loads(f"server: http://a\nsupervisor: {{work_dir: {tmp_path}}}\n", "a"))
+    assert (line.words, line.fix) == (words, fix)

@@ -133,4 +133,8 @@ def _server(config: AgentSettings) -> Line:
         return Line(Mark.BAD, "server", "the agent does not run", "start `llmgw agent`, and look at its log")
     if connected == "yes":
         return Line(Mark.OK, "server", words)
-    return Line(Mark.BAD, "server", words, str(status.get("last_error") or "look at the agent's log"))
+    before = str(status.get("last_error") or "")
+    if before and before not in words:
+        return Line(Mark.BAD, "server", words, before)
+    fix = "docs/certificates.md says how to renew one" if "certificate" in words else "look at the agent's log"
+    return Line(Mark.BAD, "server", words, fix)

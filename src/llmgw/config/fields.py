@@ -59,8 +59,8 @@ def at_least(low: float, high: float | None = None) -> Check:
 
     def check(value: float | None) -> None:
         if value is not None and (value < low or (high is not None and value > high)):
-            limit = f"from {low:g} to {high:g}" if high is not None else f"{low:g} or more"
-            raise ValueError(f"must be {limit}, is {value:g}")
+            limit = f"from {low} to {high}" if high is not None else f"{low} or more"
+            raise ValueError(f"must be {limit}, is {value}")
 
     return check
 

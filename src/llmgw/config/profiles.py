@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeGuard
 
 from attrs import frozen
 
@@ -114,11 +114,25 @@ class ProfileFile:
 
 
 def _cross(data: Mapping[str, Any]) -> list[Problem]:
+    found = []
     aliases = data.get("aliases")
     if isinstance(aliases, list) and data.get("name") in aliases:
         at = aliases.index(data["name"])
-        return [Problem(("aliases", at), "is the profile's own name")]
-    return []
+        found.append(Problem(("aliases", at), "is the profile's own name"))
+    for small, large in (
+        ("min_temperature", "max_temperature"),
+        ("min_temperature", "default_temperature"),
+        ("default_temperature", "max_temperature"),
+        ("default_max_tokens", "max_tokens"),
+    ):
+        one, other = data.get(small), data.get(large)
+        if _number(one) and _number(other) and one > other:
+            found.append(Problem((small,), f"{one} is more than `{large}`, {other}"))
+    return found
+
+
+def _number(value: Any) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def load_profile(text: str, source: str) -> Profile:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import quote
 
@@ -132,6 +134,16 @@ class Client:
             from llmgw.system import http_words  # brings ssl, which questions in the clear do without
 
             trouble = http_words.tls_trouble(error)
+            if trouble is None and where.certificate is not None and any(words in cause for words in _HUNG_UP):
+                # with TLS 1.3 a server that does not take our certificate says so after the handshake, or just leaves
+                from llmgw.pki.listing import show_certificate
+
+                standing = show_certificate(Path(where.certificate[0]), time.time()).words
+                message = f"no secure connection to `{where.server}`"
+                hint = (
+                    f"it may not accept the certificate `{where.certificate[0]}` ({standing}): "
+                    "see `http.tls.client_ca` and `http.tls.client_crl` in server.yaml"
+                )
             if trouble is not None:
                 message, hint = f"no secure connection to `{where.server}`", trouble or hint
                 if trouble == http_words.TRUST:
