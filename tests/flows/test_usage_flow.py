@@ -154,7 +154,7 @@ def test_usage_is_summed_by_key_model_and_day_and_outlives_the_server(cluster: C
     assert int(by_model["tiny"][2]) >= 5 + 9 + 4
     assert rows(cluster.ctl("usage", "--by", "day").stdout).keys() == {"DAY", *days}
     assert "no usage from 2020-01-01" in cluster.ctl("usage", "--since", "2020-01-01", "--until", "2020-01-02").stdout
-    assert "must be a day" in cluster.ctl("usage", "--since", "yesterday", code=1).stderr
+    assert "must be a day" in cluster.ctl("usage", "--since", "yesterday", code=2).stderr
 
     cluster.kill("server")
     assert chat(cluster, carl, "tiny", 6)[0] == 200, "gateways go on without the control process"

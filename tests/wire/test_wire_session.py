@@ -29,6 +29,7 @@ from llmgw.domain.engines import EngineSpec
 from llmgw.domain.facts import Finding, Truth, WeightsFile
 from llmgw.domain.report import Desired
 from llmgw.errors import ApiError, LinkError, LlmgwError, UsageError, WireError
+from llmgw.server.handles import AgentHandle
 from llmgw.server.listener import Listener
 from llmgw.wire.conn import LinkLimits
 from llmgw.wire.messages import PROTOCOL, Ack, Hello, Report, encode
@@ -65,6 +66,12 @@ def pair(ends: tuple[TlsFiles | None, TlsFiles | None, str]) -> Iterator[Callabl
             return Pair(fleet, listener, made)
 
         yield start
+
+
+def joined(it: Pair) -> AgentHandle:
+    """The server's side of the connection, once both sides know that it stands: with a report messages flow."""
+    wait_for(lambda: it.fleet.reports, "a report")
+    return it.fleet.agents["node-a"]
 
 
 def test_an_agent_joins_and_its_report_arrives_as_it_was_sent(pair: Callable[..., Pair]) -> None:
@@ -105,7 +112,7 @@ def test_a_desired_set_reaches_the_agent_and_its_generation_comes_back(pair: Cal
 
 def test_megabytes_in_both_directions_arrive_whole(pair: Callable[..., Pair]) -> None:
     it = pair(answers={"echo": lambda args: args["text"]})
-    handle = it.fleet.agents["node-a"]
+    handle = joined(it)
     engines = tuple(EngineSpec(f"engine-{n}", "v" * 9000) for n in range(100))
     for generation in range(1, 21):
         handle.send_desired(Desired(generation, 1, engines))
@@ -184,7 +191,7 @@ def test_a_question_is_answered_and_an_error_keeps_its_words(pair: Callable[...,
         "huge": lambda args: "x" * (2 << 20),
     }
     it = pair(answers=answers)
-    handle = it.fleet.agents["node-a"]
+    handle = joined(it)
     assert handle.ask("logs", {"lines": "5"}, 10.0) == {"lines": ["last 5"]}
     for what, words in {
         "refuse": "there is no replica `x#0` on this node",
@@ -198,7 +205,7 @@ def test_a_question_is_answered_and_an_error_keeps_its_words(pair: Callable[...,
 
 def test_questions_from_many_threads_get_their_own_answers(pair: Callable[..., Pair]) -> None:
     it = pair(answers={"echo": lambda args: args["text"]})
-    handle = it.fleet.agents["node-a"]
+    handle = joined(it)
     wrong: list[Any] = []
 
     def ask(thread: int) -> None:
@@ -220,7 +227,7 @@ def test_questions_from_many_threads_get_their_own_answers(pair: Callable[..., P
 def test_a_slow_answer_delays_no_heartbeat(pair: Callable[..., Pair]) -> None:
     release = threading.Event()
     it = pair(heartbeat_interval_s=0.1, answers={"slow": lambda args: release.wait(30)})
-    handle = it.fleet.agents["node-a"]
+    handle = joined(it)
     with pytest.raises(LinkError, match=r"node `node-a` did not answer `slow` within 50ms"):
         handle.ask("slow", {}, 0.05)
     count = len(it.fleet.reports)
@@ -231,7 +238,7 @@ def test_a_slow_answer_delays_no_heartbeat(pair: Callable[..., Pair]) -> None:
 def test_a_question_ends_when_the_node_goes_away(pair: Callable[..., Pair]) -> None:
     release = threading.Event()
     it = pair(answers={"slow": lambda args: release.wait(30)})
-    handle = it.fleet.agents["node-a"]
+    handle = joined(it)
     asked = threading.Timer(0.1, handle.close, ["drained by a test"])
     asked.start()
     with pytest.raises(LinkError, match="node `node-a` went away: drained by a test"):
@@ -324,7 +331,7 @@ def test_the_newer_of_two_agents_with_one_name_wins_and_a_warning_names_both(
 
 def test_a_lower_epoch_is_not_obeyed(pair: Callable[..., Pair]) -> None:
     it = pair({"epoch": 5})
-    handle = it.fleet.agents["node-a"]
+    handle = joined(it)
     handle.send_desired(Desired(1, 4))
     wait_for(lambda: "epoch 4 is lower than 5" in it.agent.words, "the refusal is seen")
     assert it.agent.desired == []
