@@ -97,3 +97,9 @@ def test_followed_events_come_one_a_line_and_a_server_that_is_away_is_waited_for
     assert result.stderr == "error: the server failed\n"
     assert seen == ["7", "9"]
     assert [target for _, target, _ in admin.asked][1:] == ["/api/v1/events?after=7&wait=10"] * 3
+
+
+def test_nodes_are_forgotten_by_name_with_the_servers_words(ctl: Ctl, admin: AdminServer) -> None:
+    for name in ("a", "b"):
+        admin.routes[("DELETE", f"/api/v1/nodes/{name}")] = {"words": "is forgotten"}
+    assert ctl("forget", "a", "b").output == "a: is forgotten\nb: is forgotten\n"

@@ -285,3 +285,28 @@ def test_events_are_listed_and_waited_for(api: Api) -> None:
     assert [item["words"] for item in waited] == [HOSTILE]
     for wrong in ("after=x", "after=-1", "wait=21", "limit=0", "after=" + "9" * 30):
         api("GET", f"/events?{wrong}", status=400)
+
+
+def test_a_node_that_is_gone_for_good_is_forgotten_and_one_that_is_needed_is_not(api: Api) -> None:
+    api.plane.join("n1")
+    api.plane.fleet.reported("n1", report())
+    api("PUT", "/profiles/qwen", {"model": "/m.gguf"})
+    eventually(api.plane.state.assignments, "the assignment")
+    error = api("DELETE", "/nodes/n1", status=400)["error"]
+    assert (error["message"], error["cause"]) == ("node `n1` is not forgotten", "it is still to serve qwen#0")
+    api("DELETE", "/profiles/qwen")
+    eventually(lambda: not api.plane.state.assignments(), "the end of the assignment")
+    api.plane.deploy.settle()
+    error = api("DELETE", "/nodes/n1", status=400)["error"]
+    assert (error["cause"], error["hint"]) == (
+        "it is connected",
+        "stop its agent first, as `llmgw ctl offboard n1` does",
+    )
+    api.plane.fleet.left("n1", "i1", "gone")
+    assert api("DELETE", "/nodes/n1")["words"].startswith("is forgotten")
+    assert api("GET", "/nodes")["nodes"] == []
+    assert api.plane.state.nodes() == ()
+    assert api("DELETE", "/nodes/n1", status=404)["error"]["code"] == "not-found"
+    api.plane.join("n1")
+    assert [item["node_id"] for item in api("GET", "/nodes")["nodes"]] == ["n1"]
+    assert api.plane.state.nodes() == ("n1",)

@@ -21,6 +21,7 @@ COMMANDS = {
     "scale": ("llmgw.ctl.profiles:scale", "Change how many replicas of a profile run"),
     "drain": ("llmgw.ctl.nodes:drain", "Empty nodes; replicas are replaced elsewhere before they leave"),
     "undrain": ("llmgw.ctl.nodes:undrain", "Let drained nodes take replicas again"),
+    "forget": ("llmgw.ctl.nodes:forget", "Take nodes that are gone for good out of every listing"),
     "explain": ("llmgw.ctl.profiles:explain", "Say why a profile runs where it does, or nowhere"),
     "logs": ("llmgw.ctl.replicas:logs", "Show the last lines a replica's engine wrote"),
     "events": ("llmgw.ctl.events:events", "Show what happened lately, or follow it"),

@@ -64,6 +64,20 @@ def undrain(session: Session, names: tuple[str, ...]) -> None:
     _say_each(session, names, "undrain")
 
 
+@click.command()
+@click.argument("names", nargs=-1, required=True, metavar="NODE...")
+@connection
+@click.pass_obj
+def forget(session: Session, names: tuple[str, ...]) -> None:
+    """Take nodes that are gone for good out of every listing. One that connects again is a new node."""
+
+    def one(name: str) -> None:
+        answer = session.client().delete("nodes", name)
+        click.echo(f"{escape(name)}: {escape(shown(answer.get('words')))}")
+
+    for_each(names, one)
+
+
 def _say_each(session: Session, names: tuple[str, ...], what: str) -> None:
     def one(name: str) -> None:
         answer = session.client().post("nodes", name, what, body={})

@@ -78,6 +78,7 @@ class Admin:
             ("GET", "/status", self._status),
             ("GET", "/nodes", self._nodes),
             ("GET", "/nodes/{node_id}", self._node),
+            ("DELETE", "/nodes/{node_id}", self._forget),
             ("POST", "/nodes/{node_id}/drain", self._drain),
             ("POST", "/nodes/{node_id}/undrain", self._undrain),
             ("POST", "/nodes/{node_id}/recheck", self._recheck),
@@ -147,6 +148,23 @@ class Admin:
             if view.node_id == node_id:
                 return JSONResponse(answers.node(view, self._seen().assignments, _notes(self._seen())))
         raise no_node(node_id)
+
+    async def _forget(self, request: Request) -> Response:
+        node_id = request.path_params["node_id"]
+        if not self._parts.fleet.knows(node_id):
+            raise no_node(node_id)
+        held = sorted(i.spec.replica_id for i in self._seen().assignments if i.node_id == node_id)
+        if held:
+            raise UsageError(
+                f"node `{node_id}` is not forgotten",
+                cause=f"it is still to serve {', '.join(held)}",
+                hint=f"`llmgw ctl drain {node_id} --wait`, or scale down or delete what no other node takes",
+            )
+        if not await run_in_threadpool(self._parts.deploy.forget, node_id):
+            hint = f"stop its agent first, as `llmgw ctl offboard {node_id}` does"
+            raise UsageError(f"node `{node_id}` is not forgotten", cause="it is connected", hint=hint)
+        await run_in_threadpool(self._parts.deploy.settle)
+        return JSONResponse({"node_id": node_id, "words": "is forgotten; its certificate is good until it is revoked"})
 
     async def _drain(self, request: Request) -> Response:
         return await self._set_draining(request.path_params["node_id"], True)

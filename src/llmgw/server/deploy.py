@@ -196,6 +196,15 @@ class Deploy:
         self._events.record("node", node_id, words)
         return True
 
+    def forget(self, node_id: str) -> bool:
+        """Forget a node that is gone for good; False when it is connected."""
+        if not self._fleet.forget(node_id):
+            return False
+        self._state.remove_node(node_id)
+        log.info("node %s is forgotten", node_id)
+        self._events.record("node", node_id, "is forgotten")
+        return True
+
     def delete(self, name: str) -> bool:
         """Forget a profile and stop its replicas; False when there was none."""
         deleted = self._state.delete_profile(name)

@@ -145,6 +145,17 @@ class Fleet:
         self._on_change()
         return True
 
+    def forget(self, node_id: str) -> bool:
+        """Forget a node that is away, until it connects again; False when it is connected, or was forgotten."""
+        with self._lock:
+            node = self._nodes.get(node_id)
+            if node is None or node.agent is not None:
+                return False
+            del self._nodes[node_id]
+            self._revision += 1
+        self._on_change()
+        return True
+
     def admit(self, node_id: str, hello: Greeting, address: str, agent: AgentHandle) -> None:
         """A node has connected and is welcome; it takes the place of an older connection of the same id."""
         warnings = self._greeting_warnings(hello)

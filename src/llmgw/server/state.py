@@ -166,6 +166,11 @@ class State:
         with self._write(f"remember node {node_id}") as db:
             db.execute("INSERT OR IGNORE INTO nodes (node_id, first_seen) VALUES (?, ?)", (node_id, now))
 
+    def remove_node(self, node_id: str) -> None:
+        """Forget a node, until it connects again."""
+        with self._write(f"forget node {node_id}") as db:
+            db.execute("DELETE FROM nodes WHERE node_id = ?", (node_id,))
+
     def draining(self) -> dict[str, float]:
         """Nodes that are being emptied, and since when (seconds since the epoch)."""
         with self._lock:
