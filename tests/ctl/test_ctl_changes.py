@@ -97,6 +97,9 @@ def test_a_new_key_goes_to_standard_output_alone(ctl: Ctl, admin: AdminServer) -
     assert result.stdout == "lgw-secret\n"
     assert "not shown again" in result.stderr
     assert admin.asked[-1][2] == {"name": "alice", "models": ["qwen", "big", "small"]}
+    admin.routes[("POST", "/api/v1/keys")] = {"name": "bob", "key": "s", "warning": "others \x1b[1m are served too"}
+    warned = ctl("keys", "create", "bob")
+    assert (warned.stdout, "warning: others \\x1b[1m are served too" in warned.stderr) == ("s\n", True)
     assert ctl("keys", "delete", "alice").output == "alice: deleted\n"
     assert "alice" in ctl("keys", "list").output
 

@@ -161,6 +161,7 @@ def test_logs_come_from_the_node_that_has_the_replica(api: Api) -> None:
 def test_a_key_is_shown_once_and_kept_as_its_hash(api: Api) -> None:
     made = api("POST", "/keys", {"name": "ann", "models": ["qwen"]}, status=201)
     assert made["key"].startswith("sk-llmgw-")
+    assert made["warning"].startswith("clients without any key are served too: `gateway.keys_required: true`")
     listed = api("GET", "/keys")["keys"]
     assert [(item["name"], item["models"]) for item in listed] == [("ann", ["qwen"])]
     assert made["key"] not in json.dumps(listed)

@@ -90,6 +90,8 @@ def create(
         raise ApiError(f"the server made no key for `{name}`", hint="look with `llmgw ctl keys list`")
     click.echo(escape(key))
     click.echo(f"key `{escape(name)}` was made; it is not shown again", err=True)
+    if made.get("warning"):
+        warnings.append(str(made["warning"]))
     for words in warnings:
         click.echo(f"warning: {escape(words)}", err=True)
 

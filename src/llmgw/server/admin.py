@@ -287,7 +287,12 @@ class Admin:
         if not await run_in_threadpool(self._parts.state.add_key, key, self._parts.clock.now()):
             raise UsageError(f"there is a key `{name}` already", hint="choose another name", code="name-taken")
         await run_in_threadpool(self._parts.deploy.settle)
-        return JSONResponse({"name": name, "key": made, "models": list(models)}, 201)
+        answer = {"name": name, "key": made, "models": list(models)}
+        if not self._seen().routes.keys_required:
+            answer["warning"] = (
+                "clients without any key are served too: `gateway.keys_required: true` in server.yaml refuses them"
+            )
+        return JSONResponse(answer, 201)
 
     async def _delete_key(self, request: Request) -> Response:
         name = request.path_params["name"]
