@@ -130,9 +130,10 @@ def test_a_broken_stream_ends_in_an_error_event(plane: Gateway, junk: bytes):
     engine = paced(chunk(event(1)), chunk(event(2)), junk, end=b"")
     body = stream(plane, engine)
     engine.close()
-    events = body.split(b"\n\n")
-    assert b"\n\n".join(events[:3]) + b"\n\n" == event(0) + event(1) + event(2)
-    assert b'"error"' in events[3]
+    begun, error, _ = body.partition(b'data: {"error"')
+    assert error
+    # what comes in one read with the junk goes down with it
+    assert begun in (event(0), event(0) + event(1), event(0) + event(1) + event(2))
 
 
 def test_events_are_counted_however_they_came_and_gaps_between_them(plane: Gateway):
