@@ -130,6 +130,13 @@ def test_a_stream_that_breaks_off_ends_with_the_error_event_of_its_api(plane: Ga
         list(client.responses.create(model="m", input="x", stream=True))
 
 
+def test_no_proxy_is_to_keep_or_hold_back_a_stream(plane: Gateway) -> None:
+    plane.routes(model(replica(plane.engine())))
+    headers = plane.chat(stream=True, max_tokens=1)[1]
+    assert (headers["cache-control"], headers["x-accel-buffering"]) == ("no-cache", "no")
+    assert "cache-control" not in plane.chat(max_tokens=1)[1]
+
+
 def test_the_way_to_the_models_is_the_same_for_both(plane: Gateway) -> None:
     plane.routes(model(replica(1)), model(name="org/m:latest"))
     listed = json.loads(fetch(plane.port, "GET", "/v1/models?limit=1000")[2])

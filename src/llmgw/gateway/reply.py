@@ -66,6 +66,8 @@ class Reply:
             if not head_only:
                 self.length = 0
         self.until_close = not bodiless and self.length is None and not self.chunked
+        if self.events and not any(line.startswith(b"cache-control:") for line in passed):
+            passed.append(b"cache-control: no-cache\r\n")  # llama-server says nothing, and proxies then buffer
         self.passed = b"".join(passed)
 
     def _set_length(self, value: bytes) -> None:
