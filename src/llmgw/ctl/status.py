@@ -32,6 +32,10 @@ def draw(data: dict[str, Any], look: Look) -> list[str]:
         ("Nodes", _plain(data.get("nodes"))),
         ("Models", _plain(data.get("models"))),
     ]
+    items += [
+        (str(item.get("key")), Cell(str(item.get("words")), "red" if item.get("worry") else ""))
+        for item in data.get("certificates") or ()
+    ]
     lines = pairs(items, columns=look.columns, colour=look.colour)
     gateways = data.get("gateways")
     if not gateways:

@@ -30,6 +30,7 @@ from llmgw.server.deploy import Deploy, Outlook
 from llmgw.server.events import KEPT as EVENTS_KEPT
 from llmgw.server.fleet import Fleet, no_node
 from llmgw.server.keys import read_fields
+from llmgw.server.own_certificates import OwnCertificate
 from llmgw.server.state import State
 from llmgw.system.clock import Clock
 from llmgw.wire.shapes import to_full_json
@@ -55,7 +56,7 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 @frozen
 class Parts:
-    """What the API looks at and acts on. `started` is seconds since the epoch."""
+    """What the API looks at and acts on. `started` is seconds since the epoch; `own`: the server's certificates now."""
 
     state: State
     fleet: Fleet
@@ -63,6 +64,7 @@ class Parts:
     control: Control
     clock: Clock
     started: float
+    own: Callable[[], tuple[OwnCertificate, ...]] = tuple
 
 
 class Admin:
@@ -118,6 +120,7 @@ class Admin:
                 "epoch": parts.state.epoch,
                 "nodes": answers.presences(seen.nodes),
                 "models": {item.profile.name: item.state for item in seen.standings},
+                "certificates": to_full_json(await run_in_threadpool(parts.own)),
                 "gateways": [
                     {
                         "pid": item.pid,

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("llmgw.server")
 
 DRAIN_S = 30.0
-_FILES_WANTED = 4096
 SURVIVORS_S = 2.5
 INTERVAL_S = 5.0
 
@@ -68,7 +67,7 @@ def run(settings: ServerSettings) -> None:
         StateError, AddressInUse, TlsError: it cannot start; says why.
     """
     from llmgw.server.logs import log_to_stderr
-    from llmgw.server.outside import refuse_unusable
+    from llmgw.server.outside import raise_open_files, refuse_unusable
     from llmgw.system import unpacked
 
     log_to_stderr()
@@ -76,26 +75,13 @@ def run(settings: ServerSettings) -> None:
     for words in settings.warnings:
         log.warning("%s", words)
     refuse_unusable(settings)
-    _raise_open_files()
+    raise_open_files()
     signals = _Signals()
     with contextlib.ExitStack() as stack:
         deploy = _start(settings, stack)
         while signals.wait():
             _apply_files(settings, deploy)
         log.info("stopping: gateways finish their answers first")
-
-
-def _raise_open_files() -> None:
-    """Allow this process as many open files as the machine lets it have: each agent takes one."""
-    import resource
-
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    except (OSError, ValueError) as error:
-        log.warning("only %d files may be open at once, and that cannot be raised to %d: %s", soft, hard, error)
-    if hard < _FILES_WANTED:
-        log.warning("at most %d files may be open at once, which bounds the agents: set `LimitNOFILE`", hard)
 
 
 class _Signals:
@@ -137,6 +123,7 @@ def _start(settings: ServerSettings, stack: contextlib.ExitStack) -> Deploy:
     from llmgw.server.join_routes import JoinDoor
     from llmgw.server.listener import Listener
     from llmgw.server.outside import doubts
+    from llmgw.server.own_certificates import CertificateWatch, OwnCertificate, look
     from llmgw.server.state import open_state
     from llmgw.server.usage import Requests, Usage, UsageDoor
     from llmgw.server.web import Web, make_app
@@ -206,7 +193,14 @@ def _start(settings: ServerSettings, stack: contextlib.ExitStack) -> Deploy:
         secure=http.tls is not None,
         operators=http.tls is not None and http.tls.client_ca is not None,
     )
-    parts = Parts(state, fleet, deploy, control, clock, clock.now())
+
+    def own() -> tuple[OwnCertificate, ...]:
+        return look(settings, clock.now())
+
+    watch = CertificateWatch(own, lambda words: events.record("server", "", words), clock)
+    watch.start()
+    stack.callback(watch.stop)
+    parts = Parts(state, fleet, deploy, control, clock, clock.now(), own)
     registrar = _registrar(settings, state, clock)
     doors = [
         *AssetDoors(book, assets).routes(),

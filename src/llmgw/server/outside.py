@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import ssl
 import stat
@@ -17,6 +18,10 @@ from llmgw.system.http_words import tls_file_words
 if TYPE_CHECKING:
     from llmgw.providers.base import Provider
     from llmgw.server.settings import HttpTls, ServerSettings
+
+log = logging.getLogger("llmgw.server")
+
+_FILES_WANTED = 4096
 
 
 def refuse_unusable(settings: ServerSettings) -> None:
@@ -130,3 +135,16 @@ def _log_doubts(path: Path) -> Iterator[str]:
         yield f"gateway.access_log `{path}`: there is no directory `{path.parent}`: make it, else its lines are lost"
     elif not os.access(path if path.exists() else path.parent, os.W_OK):
         yield f"gateway.access_log `{path}` cannot be written by this user: its lines are lost"
+
+
+def raise_open_files() -> None:
+    """Allow this process as many open files as the machine lets it have: each agent takes one."""
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    except (OSError, ValueError) as error:
+        log.warning("only %d files may be open at once, and that cannot be raised to %d: %s", soft, hard, error)
+    if hard < _FILES_WANTED:
+        log.warning("at most %d files may be open at once, which bounds the agents: set `LimitNOFILE`", hard)

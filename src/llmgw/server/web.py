@@ -20,7 +20,7 @@ from llmgw.errors import LlmgwError, StateError
 from llmgw.server.admin import Admin, Parts, on_error
 from llmgw.server.auth import Gate, Guard
 from llmgw.server.page.site import Site
-from llmgw.server.page.view import build
+from llmgw.server.page.view import Tree, build
 
 _STOP_S = 5.0
 
@@ -31,7 +31,12 @@ def make_app(parts: Parts, gate: Gate, stopping: Callable[[], bool], further: Se
     Args:
         further: doors that are rooms of their own.
     """
-    site = Site(gate, lambda: build(parts.deploy.outlook(), parts.control.gateways()), stopping)
+
+    def page() -> Tree:
+        worries = [item.warning() for item in parts.own() if item.worry]
+        return build(parts.deploy.outlook(), parts.control.gateways(), worries)
+
+    site = Site(gate, page, stopping)
     return Starlette(
         routes=[*further, *Admin(parts).routes(), *site.routes()],
         middleware=[Middleware(Guard, gate=gate)],

@@ -45,13 +45,14 @@ class Cell:
     value: float | None = None
 
 
-def build(outlook: Outlook, gateways: Sequence[GatewayInfo]) -> Tree:
-    """The whole page."""
+def build(outlook: Outlook, gateways: Sequence[GatewayInfo], warnings: Sequence[str] = ()) -> Tree:
+    """The whole page; `warnings` are the server's own."""
     counts = presences(outlook.nodes)
     nodes = ", ".join(f"{count} {name}" for name, count in sorted(counts.items())) or "none yet"
     return {
         "version": Cell("version", f"llmgw {__version__}"),
         "summary": Cell("summary", f"nodes: {nodes}; {_requests(gateways)}"),
+        "warnings": [Cell(f"warning/{number}", words) for number, words in enumerate(warnings)],
         "models": [_model(standing) for standing in outlook.standings],
         "nodes": [_node(view) for view in sorted(outlook.nodes, key=_worst_first)],
     }
