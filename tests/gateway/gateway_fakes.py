@@ -47,6 +47,7 @@ class FakeControl:
         self.line = b""
         self._peers: list[socket.socket] = []
         self._lock = threading.Lock()
+        self._closed = False
         self._server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         path.unlink(missing_ok=True)
         self._server.bind(str(path))
@@ -77,7 +78,10 @@ class FakeControl:
         with contextlib.suppress(OSError):
             self._server.shutdown(socket.SHUT_RDWR)
         self._server.close()
-        for peer in self._peers:
+        with self._lock:
+            self._closed = True
+            peers = list(self._peers)
+        for peer in peers:
             with contextlib.suppress(OSError):
                 peer.shutdown(socket.SHUT_RDWR)
         for thread in self._threads:
@@ -99,6 +103,8 @@ class FakeControl:
             try:
                 self.hellos.append(json.loads(lines.readline() or b"{}"))
                 with self._lock:
+                    if self._closed:
+                        return
                     self._peers.append(peer)
                     if self.line:
                         peer.sendall(self.line)

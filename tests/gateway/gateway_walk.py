@@ -1,7 +1,7 @@
 """A seeded random walk: clients of every temper, engines that misbehave, routes that change at any moment.
 
-Run by hand for longer: `python tests/gateway/gateway_walk.py SEED SECONDS` (with `tests` and `tests/gateway` on the
-path).
+Run by hand for longer, with `tests` and `tests/gateway` on the path: `python tests/gateway/gateway_walk.py SEED SECONDS
+PROCESSES tls|plain`.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import json
 import random
 import re
 import socket
-import ssl
 import struct
 import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -166,8 +166,10 @@ class Engine:
 
 def hard_close(writer: asyncio.StreamWriter) -> None:
     """RST instead of FIN."""
-    with contextlib.suppress(OSError):
-        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+    sock = writer.get_extra_info("socket")
+    if sock is not None:
+        with contextlib.suppress(OSError):
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
     writer.transport.abort()
 
 
@@ -193,8 +195,8 @@ class Answer:
 class Walk:
     """The walk of one seed."""
 
-    def __init__(self, made: Gateway, seed: int, clients: int, context: ssl.SSLContext | None = None) -> None:
-        self.made, self.seed, self.count, self.context = made, seed, clients, context
+    def __init__(self, made: Gateway, seed: int, clients: int, processes: int) -> None:
+        self.made, self.seed, self.count, self.processes = made, seed, clients, processes
         self.rng = random.Random(seed)
         self.engines = [Engine(name, self.rng) for name in ("m#0", "m#1", "n#0", "n#1")]
         self.ends = 0.0
@@ -258,7 +260,7 @@ class Walk:
                     self.routes()
             elif what < 0.9 and self.made.control is not None:
                 away, self.made.control = self.made.control, None
-                away.close()
+                await asyncio.to_thread(away.close)
                 await asyncio.sleep(rng.uniform(0, 0.3))
                 control = FakeControl(self.made.control_path)
                 control.batches.update(away.batches)
@@ -302,7 +304,7 @@ class Walk:
 
     async def send(self, writer: asyncio.StreamWriter, data: bytes) -> None:
         if self.rng.random() < 0.2:
-            at = self.rng.randrange(len(data))
+            at = self.rng.randrange(len(data) + 1)
             writer.write(data[:at])
             await asyncio.sleep(self.rng.uniform(0, 0.02))
             data = data[at:]
@@ -314,7 +316,8 @@ class Walk:
         if small:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         await asyncio.get_running_loop().sock_connect(sock, ("127.0.0.1", self.made.port))
-        more = {"ssl": self.context, "server_hostname": "gateway"} if self.context is not None else {}
+        context = self.made.context
+        more = {"ssl": context, "server_hostname": "gateway"} if context is not None else {}
         return await asyncio.open_connection(sock=sock, limit=4096 if small else 1 << 16, **more)
 
     async def steady(self) -> None:
@@ -360,10 +363,10 @@ class Walk:
                     _, body = self.plan()
                     data = self.request("rude", body)
                     if rng.random() < 0.2:
-                        data = data[: rng.randrange(len(data))]
+                        data = data[: rng.randrange(len(data) + 1)]
                     await self.send(writer, data)
                     if rng.random() < 0.3:
-                        await self.send(writer, rng.choice((data[: rng.randrange(len(data))], b"x" * 50_000)))
+                        await self.send(writer, rng.choice((data[: rng.randrange(len(data) + 1)], b"x" * 50_000)))
                     with contextlib.suppress(TimeoutError):
                         async with asyncio.timeout(rng.choice((0, 0.001, 0.01, 0.05, 0.3))):
                             while await reader.read(rng.choice((100, 65536))):
@@ -490,18 +493,22 @@ class Walk:
     async def calm(self) -> None:
         """All is well again: nothing is left of what was, and every slot can be had."""
         made = self.made
-        await asyncio.to_thread(wait_for, lambda: made.ready()["routes_seq"] == self.seq, "the last snapshot")
-        for name in ("llmgw_in_flight", "llmgw_queued"):
-            await asyncio.to_thread(wait_for, lambda name=name: made.metric(name) == 0 or None, f"{name} to be 0", 20)
-        await asyncio.to_thread(
-            wait_for, lambda: made.metric("llmgw_clients") == 1 or None, "all clients to be gone", 20
-        )
+        looks = range(8 * self.processes)  # each may find another process
+
+        async def until(what: str, condition: Callable[[], bool]) -> None:
+            await asyncio.to_thread(wait_for, lambda: all(condition() for _ in looks), what, 20)
+
+        await until("the last snapshot", lambda: made.ready()["routes_seq"] == self.seq)
+        await until("nothing to be in flight", lambda: made.metric("llmgw_in_flight") == 0)
+        await until("nobody to wait", lambda: made.metric("llmgw_queued") == 0)
+        await until("all clients to be gone", lambda: made.metric("llmgw_clients") == 1)
         for name in MODELS:
             await self.fill(name)
         told = made.control.stats
         seen = len(told)
-        await asyncio.to_thread(wait_for, lambda: len(told) > seen + 1, "fresh statistics")
-        assert told[-1]["in_flight"] == told[-1]["replicas"] == told[-1]["queued"] == {}, told[-1]
+        await asyncio.to_thread(wait_for, lambda: len(told) > seen + 2 * self.processes, "fresh statistics")
+        for last in told[-self.processes :]:
+            assert last["in_flight"] == last["replicas"] == last["queued"] == {}, last
         self.check_usage()
 
     async def fill(self, name: str) -> None:
@@ -561,21 +568,27 @@ def fields_after_aliases(model: RouteModel) -> tuple[Any, ...]:
     return model.engine, model.state, model.words, model.context, model.endpoints, model.replicas
 
 
-def walk(work: Path, seed: int, seconds: float, clients: int = 24) -> Walk:
-    """Walk, and demand what must hold afterwards."""
-    made = Gateway(work, *FLAGS, "--access-log", str(work / "access.log"))
-    try:
-        one = Walk(made, seed, clients)
+def walk(work: Path, seed: int, seconds: float, processes: int = 1, secure: bool = False) -> Walk:
+    """Walk, and demand what must hold afterwards. `secure`: clients come over TLS."""
+    flags = (*FLAGS, "--workers", str(processes), "--access-log", str(work / "access.log"))
+    with contextlib.ExitStack() as stack:
+        made = Gateway(work, *flags, secure=secure)
+        stack.callback(made.close)
+        more = ("--tls-cert", str(work / "cert.pem"), "--tls-key", str(work / "key.pem")) if secure else ()
+        for index in range(1, processes):
+            address = ("--index", str(index), "--listen", f"127.0.0.1:{made.port}")
+            stack.callback(Gateway(work, *flags, *more, *address, control=False).close)
+        assert made.control is not None
+        wait_for(lambda: made.control and len(made.control.hellos) == processes, "all processes", 40)
+        one = Walk(made, seed, 24, processes)
         asyncio.run(one.run(seconds))
         assert not one.begun_twice()
         assert "Traceback" not in made.log(), made.log()
         assert "could not be" not in made.log(), made.log()
-    finally:
-        made.close()
     return one
 
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as directory:
-        done = walk(Path(directory), int(sys.argv[1]), float(sys.argv[2]))
+        done = walk(Path(directory), int(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3]), sys.argv[4] == "tls")
     print(f"seed {done.seed}: {done.marks} requests, {len(done.right)} answered to a steady client, {dict(done.told)}")

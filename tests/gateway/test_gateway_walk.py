@@ -8,7 +8,7 @@ import pytest
 from gateway_walk import walk
 
 
-@pytest.mark.parametrize("seed", [1, 17])
-def test_a_random_walk_leaves_nothing_behind(seed: int, tmp_path: Path) -> None:
-    done = walk(tmp_path, seed, 2.0)
-    assert len(done.right) > 20
+@pytest.mark.parametrize(("seed", "processes", "secure"), [(17, 1, False), (3, 2, False), (2, 1, True)])
+def test_a_random_walk_leaves_nothing_behind(seed: int, processes: int, secure: bool, tmp_path: Path) -> None:
+    done = walk(tmp_path, seed, 2.0, processes, secure)
+    assert len(done.right) > 10
