@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import signal
 import socket
@@ -10,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from zlib import crc32
 
 import pytest
 from gateway_fakes import Gateway, ask, model, post, read_until, replica, wait_for
@@ -124,6 +126,37 @@ def test_a_disk_without_room_is_known_at_the_start(join: Callable[[int], Shared]
     for path in tmp_path.iterdir():
         info = path.stat()
         assert info.st_blocks * 512 >= info.st_size, path.name
+
+
+def test_replicas_whose_hashes_meet_are_counted_apart(others: Others, join: Callable[[int], Shared]) -> None:
+    def place(name: str) -> int:
+        return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little") % 4096
+
+    meets = {
+        next(name for name in map("m#{}".format, range(1, 100_000)) if place(name) == place("m#0")),
+        next(
+            name
+            for name in map("m#{}".format, range(1, 100_000))
+            if crc32(name.encode()) % 4096 == crc32(b"m#0") % 4096
+        ),
+    }
+    served = model(*(replica(1, name) for name in ("m#0", *meets)))
+    mine = join(2)
+    assert mine.counts(served) == dict.fromkeys(("m#0", *meets), 0)
+    others.start([2])
+    assert mine.counts(served) == {"m#0": 1, **dict.fromkeys(meets, 0)}
+    mine.add(meets.pop(), 1)
+    assert sorted(mine.counts(served).values())[-2:] == [1, 1]
+
+
+def test_more_names_than_columns_are_counted_together_rather_than_not_at_all(join: Callable[[int], Shared]) -> None:
+    mine = join(1)
+    for number in range(4096):
+        mine.add(f"old#{number}", 1)
+    mine.add("m#0", 1)
+    assert at(mine) >= 1
+    mine.clear()
+    assert mine.counts(model(replica(1, "old#5"))) in ({"old#5": 1}, {"old#5": 2})
 
 
 # -- waiting

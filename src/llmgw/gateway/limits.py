@@ -36,6 +36,8 @@ _PART_S = 0.005
 _PUT_TRIES = 4
 _GATE = _ROWS
 _GATE_TRIES = 20
+_GATE_PAUSE_S = 0.005
+START_TRIES = 600
 
 
 class Budget:
@@ -180,7 +182,7 @@ class Limits:
         self.widen(rows)
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            self._pass_gate()
+            pass_gate(self._file, START_TRIES)
             if all(is_free(self._file, other) for other in range(_ROWS)):
                 os.ftruncate(self._file, 0)
                 # without room on the disk this fails, where a write into the map would end the process
@@ -190,7 +192,7 @@ class Limits:
             # held for the life of the process
             fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, row)
             self.map = mmap.mmap(self._file, _BYTES)
-            self._leave_gate()
+            leave_gate(self._file)
         except OSError:
             os.close(self._file)
             raise
@@ -216,7 +218,7 @@ class Limits:
         missing = [name for name, column in columns.items() if column is None]
         if missing:
             try:
-                self._pass_gate()
+                pass_gate(self._file)
             except OSError as error:
                 _LOG.warning("%d keys' limits are counted by each process alone: %s", len(missing), error)
                 missing.clear()
@@ -226,7 +228,7 @@ class Limits:
                 column = columns[name] = self._claim(name, used, now)
                 if column is not None:
                     used.add(column)
-            self._leave_gate()
+            leave_gate(self._file)
             if left := sum(column is None for column in columns.values()):
                 _LOG.warning("%d keys' limits are counted by each process alone: %d is the most", left, _COLUMNS)
         return {
@@ -270,20 +272,23 @@ class Limits:
         start = column * 2 * _ROWS
         return max(self.cells[start : start + 2 * _ROWS].tolist()) <= now
 
-    def _pass_gate(self) -> None:
-        """One process at a time gives out columns; held for a moment, never on the way of a request."""
-        for attempt in range(_GATE_TRIES):
-            try:
-                fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, _GATE)
-            except OSError:
-                if attempt == _GATE_TRIES - 1:
-                    raise
-                time.sleep(0.005)
-            else:
-                return
 
-    def _leave_gate(self) -> None:
-        fcntl.lockf(self._file, fcntl.LOCK_UN, 1, _GATE)
+def pass_gate(file: int, tries: int = _GATE_TRIES) -> None:
+    """One process at a time gives out columns; held for a moment, never on the way of a request.
+
+    Raises:
+        OSError: another one holds it for long.
+    """
+    for _ in range(tries):
+        if take_row(file, _GATE):
+            return
+        time.sleep(_GATE_PAUSE_S)
+    raise OSError(f"other processes have held the file for {tries * _GATE_PAUSE_S:g} s")
+
+
+def leave_gate(file: int) -> None:
+    """Let others pass."""
+    leave_row(file, _GATE)
 
 
 def is_free(file: int, row: int) -> bool:

@@ -6,28 +6,28 @@ what a dead one left behind is not counted.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import mmap
 import os
 import struct
-from functools import lru_cache
 from pathlib import Path
-from zlib import crc32
 
 from llmgw.domain.routing import RouteModel
-from llmgw.gateway.limits import Limits, is_free, leave_row, take_row
+from llmgw.gateway.limits import START_TRIES, Limits, is_free, leave_gate, leave_row, pass_gate, take_row
 
 _LOG = logging.getLogger("llmgw.gateway")
 
 _ROWS = 64
 _COLUMNS = 4096
-_COUNTS_BYTES = _ROWS * _COLUMNS * 8
-_WAITS = 512
-_BYTES = _COUNTS_BYTES + _ROWS * _WAITS * 8
+_NAMES_BYTES = _COLUMNS * 8
+_PART_BYTES = _ROWS * _COLUMNS * 8
+_WAITS_AT = _NAMES_BYTES + _PART_BYTES
+_BYTES = _WAITS_AT + _PART_BYTES
 
 
 class Shared:
-    """The counts. A replica's column is a hash of its id: a rare collision makes two replicas look busier, never idler.
+    """The counts. Each replica and each model has a column, found by a hash of its name that stands in a directory.
 
     Processes come and go, and an earlier server may have had more of them or fewer: each takes the first row that is
     free, and reads as many as are in use.
@@ -48,6 +48,7 @@ class Shared:
         try:
             # without room on the disk this fails, where a write into the map would end the process
             os.posix_fallocate(self._file, 0, _BYTES)
+            pass_gate(self._file, START_TRIES)
             # a lock for the life of the process says that the row is alive
             self._index = next((row for row in range(_ROWS) if take_row(self._file, row)), -1)
             if self._index < 0:
@@ -57,9 +58,16 @@ class Shared:
             os.close(self._file)
             raise
         view = memoryview(self._map)
-        self._cells = view[:_COUNTS_BYTES].cast("q")
-        self._waits = view[_COUNTS_BYTES:].cast("d")
+        self._names = view[:_NAMES_BYTES].cast("q")
+        self._cells = view[_NAMES_BYTES:_WAITS_AT].cast("q")
+        self._waits = view[_WAITS_AT:].cast("d")
         self._zero(self._index)
+        if all(is_free(self._file, row) for row in range(_ROWS) if row != self._index):
+            # the first of all: names of replicas that are no more need no column
+            view[:_NAMES_BYTES] = bytes(_NAMES_BYTES)
+        leave_gate(self._file)
+        self._columns: dict[str, int] = {}
+        self._models: dict[str, int] = {}
         self._workers = min(workers, _ROWS)
         self._mine: dict[str, int] = {}
         self._places: dict[str, list[tuple[str, int]]] = {}
@@ -75,7 +83,7 @@ class Shared:
         """This process has begun or ended a request."""
         cell = self._mine.get(replica_id)
         if cell is None:
-            cell = self._mine[replica_id] = _column(replica_id) * _ROWS + self._index
+            cell = self._mine[replica_id] = self._column(replica_id) * _ROWS + self._index
         self._cells[cell] += count
 
     def counts(self, model: RouteModel) -> dict[str, int]:
@@ -83,19 +91,23 @@ class Shared:
         places = self._places.get(model.name)
         if places is None:
             places = self._places[model.name] = [
-                (replica.replica_id, _column(replica.replica_id) * _ROWS * 8) for replica in model.replicas
+                (replica.replica_id, _NAMES_BYTES + self._column(replica.replica_id) * _ROWS * 8)
+                for replica in model.replicas
             ]
         read, file = self._read, self._map
         return {replica_id: sum(read(file, start)) for replica_id, start in places}
 
     def wait(self, model_name: str, deadline: float) -> None:
         """Until when the request that has waited longest for a model waits in this process; 0.0: none does."""
-        self._waits[_wait_column(model_name) * _ROWS + self._index] = deadline
+        self._waits[self._column("/" + model_name) * _ROWS + self._index] = deadline
 
     def longest_wait(self, model_name: str) -> float:
-        """The same of all other processes; a model whose column is the same may be taken for it."""
-        rows = self._read_waits(self._map, _COUNTS_BYTES + _wait_column(model_name) * _ROWS * 8)
-        if not any(rows):
+        """The same of all other processes."""
+        start = self._models.get(model_name)
+        if start is None:
+            start = self._models[model_name] = _WAITS_AT + self._column("/" + model_name) * _ROWS * 8
+        rows = self._read_waits(self._map, start)
+        if rows == self._nobody:
             return 0.0
         return min((deadline for row, deadline in enumerate(rows) if deadline and row != self._index), default=0.0)
 
@@ -117,6 +129,7 @@ class Shared:
             self._width = width
             self._read = struct.Struct(f"{width}q").unpack_from
             self._read_waits = struct.Struct(f"{width}d").unpack_from
+            self._nobody = (0.0,) * width
             if self.limits is not None:
                 self.limits.widen(width)
 
@@ -124,6 +137,7 @@ class Shared:
         """Let the file go."""
         if self.limits is not None:
             self.limits.close()
+        self._names.release()
         self._cells.release()
         self._waits.release()
         self._map.close()
@@ -132,15 +146,28 @@ class Shared:
     def _zero(self, row: int) -> None:
         for at in range(row, _COLUMNS * _ROWS, _ROWS):
             self._cells[at] = 0
-        for at in range(row, _WAITS * _ROWS, _ROWS):
             self._waits[at] = 0.0
 
+    def _column(self, name: str) -> int:
+        column = self._columns.get(name)
+        if column is None:
+            column = self._columns[name] = self._give_column(name)
+        return column
 
-@lru_cache(4096)
-def _column(replica_id: str) -> int:
-    return crc32(replica_id.encode()) % _COLUMNS
-
-
-@lru_cache(4096)
-def _wait_column(model_name: str) -> int:
-    return crc32(model_name.encode()) % _WAITS
+    def _give_column(self, name: str) -> int:
+        mark = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little", signed=True) or 1
+        names = self._names
+        try:
+            pass_gate(self._file)
+        except OSError as error:
+            _LOG.warning("`%s` may share its count with another name: %s", name, error)
+            return mark % _COLUMNS
+        order = ((mark + step) % _COLUMNS for step in range(_COLUMNS))
+        column = next((each for each in order if names[each] in (mark, 0)), None)
+        if column is None:
+            # thousands of names since the first process started
+            column = mark % _COLUMNS
+        else:
+            names[column] = mark
+        leave_gate(self._file)
+        return column
