@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
-from gateway_fakes import FakeControl, Gateway, Scripted, ask, model, read_all, read_until, replica, wait_for
+from gateway_fakes import FakeControl, Gateway, Scripted, ask, model, post, read_all, read_until, replica, wait_for
 
 from llmgw.domain.routing import RouteKey
 
@@ -174,3 +174,26 @@ def test_a_page_that_looks_on_does_not_hold_up_the_end(start: Callable[..., Gate
                 assert read_all(page).endswith(b"0\r\n\r\n")
                 assert made.process.wait(10) == 0
                 assert time.monotonic() - began < 10
+
+
+def test_a_request_that_was_on_its_way_when_the_process_began_to_end_is_answered(start: Callable[..., Gateway]):
+    def answers() -> list[bytes]:
+        made = start()
+        made.routes(model(replica(made.scripted(lambda sock, _: sock.sendall(whole(b'{"ok":1}'))))))
+        with made.connect() as used, made.connect() as fresh, made.connect() as idle:
+            used.sendall(post("/v1/chat/completions", ask()))
+            assert b" 200 " in read_until(used, b'{"ok":1}')
+            made.process.send_signal(signal.SIGTERM)
+            wait_for(lambda: "draining" in made.log(), "draining")
+            for sock in (used, fresh):
+                sock.sendall(post("/v1/chat/completions", ask()))
+            got = [read_all(sock) for sock in (used, fresh)]
+            assert read_all(idle) == b""
+        assert made.process.wait(10) == 0
+        return got
+
+    # a second is given: a machine that stands still for longer may try again
+    for _ in range(4):
+        if all(b" 200 " in got and b"connection: close" in got for got in answers()):
+            return
+    raise AssertionError("no answer")

@@ -23,6 +23,7 @@ from llmgw.gateway.surface import Goal, aim
 from llmgw.gateway.tls import operator_of
 
 _LOG = logging.getLogger("llmgw.gateway")
+_LAST_S = 1.0
 _LINGER_S = 2.0
 _LINGER_MOST_S = 30.0
 _FLUSH_S = 30.0
@@ -75,7 +76,7 @@ class Client(asyncio.Protocol):
         self.operator = operator_of(tls) if self.secure else ""
         self.transport.set_write_buffer_limits(high=65536)
         self.plane.clients.add(self)
-        self._deadline = self.plane.now() + self.plane.options.head_timeout_s
+        self._deadline = self.plane.now() + (_LAST_S if self.plane.draining else self.plane.options.head_timeout_s)
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
         self._stage = _CLOSING
@@ -157,10 +158,13 @@ class Client(asyncio.Protocol):
             asyncio.get_running_loop().call_soon(self._advance)
 
     def drain(self) -> None:
-        """The process ends: no further request on this connection."""
+        """The process ends: the next request on this connection is the last one, and is not waited for long.
+
+        It may be on its way already: closed at once, its client would not know whether it was begun.
+        """
         self.keep = False
         if self._stage is _HEAD and not self._buf:
-            self._close(linger=False)
+            self._deadline = self.plane.now() + _LAST_S
         elif self._relay is not None:
             self._relay.drain()
 

@@ -12,6 +12,7 @@ import signal
 import socket
 import time
 from pathlib import Path
+from typing import Any
 
 from llmgw import __version__
 from llmgw.errors import AddressInUse
@@ -113,6 +114,7 @@ class Service:
     async def _drain(self, plane: Plane, server: asyncio.Server, killed: asyncio.Event) -> None:
         _LOG.info("draining: %d answers are open", len(plane.active))
         plane.draining = True
+        _accept_waiting(self._socket)
         server.close()
         for client in list(plane.clients):
             client.drain()
@@ -144,6 +146,13 @@ class Service:
         except OSError as error:
             _LOG.warning("each gateway counts its own requests only: `%s` cannot be used: %s", path, error)
             return None
+
+
+def _accept_waiting(sock: socket.socket) -> None:
+    """Connections that only the kernel has accepted so far would be reset by closing."""
+    loop: Any = asyncio.get_running_loop()
+    handle = loop._selector.get_key(sock).data[0]
+    handle._callback(*handle._args)
 
 
 async def _settle_usage(plane: Plane, link: ControlLink) -> None:
