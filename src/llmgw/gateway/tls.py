@@ -70,6 +70,12 @@ class FrontProtocol(sslproto.SSLProtocol):
         if not sealed:
             return 0
         transport: Any = self.transport
+        if transport._loop.unsent:
+            # nothing may pass what TLS itself has to say, such as its answer to a change of keys
+            transport.send_now()
+            if transport._buffer:
+                transport.write(sealed)
+                return len(data)
         try:
             sent = write(transport._sock_fd, sealed)
         except OSError:
