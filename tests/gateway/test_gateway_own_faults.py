@@ -6,6 +6,8 @@ import asyncio
 import errno
 import json
 import logging
+import os
+import socket
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,6 +17,8 @@ from gateway_fakes import model, replica
 from llmgw.domain.routing import RouteTable
 from llmgw.gateway.balance import Balance
 from llmgw.gateway.errors import Answer, refuse
+from llmgw.gateway.plane import Plane
+from llmgw.gateway.pool import Dial
 from llmgw.gateway.protocol import Client
 from llmgw.gateway.relay import Relay
 from llmgw.gateway.settings import Options
@@ -76,3 +80,39 @@ def test_a_client_that_is_reset_while_its_answer_is_written_is_nobody_elses_trou
     client.transport = transport
     client.answer(refuse(503, "no", code="no_replica", close=True))
     assert b" 503 " in written[0]
+
+
+def test_a_deadline_that_cannot_be_judged_keeps_no_other_from_being_judged(caplog: pytest.LogCaptureFixture) -> None:
+    def fails(_now: float) -> None:
+        raise RuntimeError("nobody thought of this")
+
+    plane = Plane(Options(), "", lambda: 0.0)
+    ended: list[str] = []
+    judged: list[str] = []
+    relays: list[Any] = [SimpleNamespace(check=fails, broke=lambda _: ended.append("relay"))]
+    relays.append(SimpleNamespace(check=lambda _: judged.append("relay")))
+    clients: list[Any] = [SimpleNamespace(check=fails, abort=lambda: ended.append("client"))]
+    clients.append(SimpleNamespace(check=lambda _: judged.append("client")))
+    plane.active, plane.clients = relays, clients  # type: ignore[assignment]
+    with caplog.at_level(logging.ERROR):
+        plane.sweep()
+    assert ended == judged == ["relay", "client"]
+    assert "nobody thought of this" in caplog.text
+
+
+def test_the_number_of_a_connection_given_up_is_not_anothers_before_the_loops_next_turn() -> None:
+    """The loop may hold an event for it: of a new connection's it would seem to say that it is made."""
+
+    async def main() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            where = (socket.AF_INET, server.getsockname())
+            first = Dial(where, 5.0, lambda sock: sock.close(), lambda _: None)
+            before = {int(each) for each in os.listdir("/proc/self/fd")}
+            first.cancel()
+            second = Dial(where, 5.0, lambda sock: sock.close(), lambda _: None)
+            assert {int(each) for each in os.listdir("/proc/self/fd")} > before
+            second.cancel()
+            await asyncio.sleep(0)
+            assert len(os.listdir("/proc/self/fd")) == len(before) - 1
+
+    asyncio.run(main())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from llmgw.gateway.relay import Relay
 
 
+_LOG = logging.getLogger("llmgw.gateway")
 _OPEN_MAX = 200
 _MANY = 100
 
@@ -93,9 +95,16 @@ class Plane:
         self.balance.expire()
         self.pool.sweep()
         for relay in list(self.active):
-            relay.check(now)
+            try:
+                relay.check(now)
+            except Exception as error:
+                relay.broke(error)
         for client in list(self.clients):
-            client.check(now)
+            try:
+                client.check(now)
+            except Exception:
+                _LOG.exception("a client's deadline could not be judged")
+                client.abort()
         self.ledger.settle()
         for one in self.stats.models.values():
             one.gap.settle()

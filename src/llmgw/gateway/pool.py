@@ -65,7 +65,8 @@ class Dial:
         sock, self._sock = self._sock, None
         if sock is not None:
             self._loop.remove_writer(sock.fileno())
-            sock.close()
+            # its number must not be another's while the loop may still hold an event for this one (see `loop`)
+            self._loop.call_soon(sock.close)
 
     def _writable(self) -> None:
         sock = self._sock
