@@ -42,7 +42,7 @@ def install_service(config: Path, start: bool, only_print: bool) -> None:
         click.echo(text, nl=False)
         return
     loaded = settings.load(config)
-    unpacked.prepare()
+    unpacked.prepare(RealRunner())
     if not layout.has_systemd():
         _without_systemd(loaded, config, argv, start)
         return

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import socket
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from llmgw.errors import CommandError, UsageError
+from llmgw.errors import CommandError, LlmgwError, UsageError
+from llmgw.system.files import make_dir
 
 if TYPE_CHECKING:
+    from llmgw.config import HostPort
     from llmgw.server.settings import ServerSettings
     from llmgw.system.commands import Runner
 
+_PATIENCE_S = 30.0
+_RESTARTS = 2
 _DEFAULT = Path("/etc/llmgw/server.yaml")
 
 
@@ -51,7 +58,10 @@ def install_service(file: Path | None, user: str, start: bool, only_print: bool)
     _make_user(runner, user)
     for path in _secrets(loaded):
         _readable(path, user)
-    unpacked.prepare()
+    for directory in (state_dir, *writable):
+        if not directory.startswith("/var/lib/"):  # systemd makes those
+            _own_directory(Path(directory), user)
+    unpacked.prepare(runner)
     unit = layout.UNITS / layout.SERVER_UNIT
     write_atomic(unit, text.encode())
     for words in (
@@ -60,7 +70,11 @@ def install_service(file: Path | None, user: str, start: bool, only_print: bool)
         *([["restart", layout.SERVER_UNIT]] if start else []),
     ):
         _must(runner, ["systemctl", "--no-ask-password", *words])
-    click.echo(f"installed `{unit}`" + ("" if start else f"; `systemctl start {layout.SERVER_UNIT}` starts it"))
+    if not start:
+        click.echo(f"installed `{unit}`; `systemctl start {layout.SERVER_UNIT}` starts it")
+        return
+    _see_it_serve(runner, loaded.http.listen)
+    click.echo(f"installed `{unit}`; it serves `{loaded.http.listen}`")
 
 
 COMMANDS = (install_service,)
@@ -108,6 +122,65 @@ def _readable(path: Path, user: str) -> None:
             f"the user `{user}` cannot read the key `{path}`", cause="it belongs to another user",
             hint=f"`chown {user}: {path}`, then run it again",
         )  # fmt: skip
+
+
+def _own_directory(path: Path, user: str) -> None:
+    """A directory the server keeps its state in: made for its user when missing, else it must be its user's."""
+    import pwd
+
+    if os.geteuid() != 0:
+        return
+    owner = pwd.getpwnam(user)
+    if not path.exists():
+        make_dir(path, 0o700)
+        os.chown(path, owner.pw_uid, owner.pw_gid)
+    elif path.stat().st_uid != owner.pw_uid:
+        raise UsageError(
+            f"the user `{user}` cannot keep its state in `{path}`", cause="it belongs to another user",
+            hint=f"`chown -R {user}: {path}`, then run it again",
+        )  # fmt: skip
+
+
+def _see_it_serve(runner: Runner, listen: HostPort) -> None:
+    """Until somebody can connect to the server, or it is plain that nobody will.
+
+    Raises:
+        LlmgwError: with the server's own last words.
+    """
+    from llmgw.system import layout
+
+    if not listen.port:
+        return  # any free one: the log says which
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(listen.host, listen.host)  # noqa: S104  (asked, not listened on)
+    deadline = time.monotonic() + _PATIENCE_S
+    while time.monotonic() < deadline:
+        with contextlib.suppress(OSError), socket.create_connection((host, listen.port), 2.0):
+            return
+        if _restarts(runner, layout.SERVER_UNIT) > _RESTARTS:
+            break
+        time.sleep(0.2)
+    asked = ["journalctl", "-q", "-u", layout.SERVER_UNIT, "-n", "60", "--no-pager", "-o", "cat"]
+    raise LlmgwError(
+        "the server is installed and does not stay up",
+        cause=_last_words(runner.run(asked, timeout_s=30).stdout.splitlines()),
+        hint="`journalctl -u llmgw-server` says more",
+    )
+
+
+def _last_words(lines: list[str]) -> str:
+    """The last error a program wrote, with its cause and hint; its last line when it wrote none."""
+    found: list[str] = []
+    for line in lines:
+        if line.startswith("error: "):
+            found = [line.removeprefix("error: ")]
+        elif found and line.startswith(("cause: ", "hint: ")):
+            found.append(line.partition(": ")[2])
+    return "; ".join(found) or next((line for line in reversed(lines) if line.strip()), "it said nothing")
+
+
+def _restarts(runner: Runner, unit: str) -> int:
+    said = runner.run(["systemctl", "show", "-p", "NRestarts", "--value", unit], timeout_s=30).stdout.strip()
+    return int(said) if said.isdecimal() else 0
 
 
 def _must(runner: Runner, argv: list[str]) -> None:

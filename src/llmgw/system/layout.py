@@ -69,7 +69,8 @@ def server_unit(
 ) -> str:
     """The server's unit: it needs its state directory and its sockets, so everything else is taken from it.
 
-    Gateways are left to finish their answers, as the server has told them (`KillMode=process`).
+    Gateways are left to finish their answers, as the server has told them (`KillMode=process`). No
+    `MemoryDenyWriteExecute`: the callbacks of mutual TLS (pyOpenSSL, by cffi) are made while it runs.
 
     Args:
         state_dir: directory of the state, absolute.
@@ -127,7 +128,6 @@ RestrictNamespaces=yes
 RestrictRealtime=yes
 RestrictSUIDSGID=yes
 LockPersonality=yes
-MemoryDenyWriteExecute=yes
 RemoveIPC=yes
 SystemCallArchitectures=native
 SystemCallFilter=@system-service

@@ -13,7 +13,10 @@ import shutil
 from pathlib import Path
 
 import llmgw
+from llmgw.errors import CommandError
+from llmgw.system.commands import Runner
 from llmgw.system.layout import CURRENT, LIB, PREVIOUS, UNPACKED
+from llmgw.system.selfexec import own_argv
 
 _LOCK = ".in-use"
 _held: list[int] = []
@@ -44,12 +47,24 @@ def hold() -> None:
         _held.append(fd)
 
 
-def prepare() -> None:
-    """Make the lock file, so that users who may not write here can hold it."""
+def prepare(runner: Runner, root: Path = UNPACKED) -> None:
+    """Unpack this executable where services run it from, and make its lock file: a service's user may not write there.
+
+    Raises:
+        CommandError: it cannot be unpacked there.
+    """
     tree = own_tree()
-    if tree is not None:
-        with contextlib.suppress(OSError):
-            (tree / _LOCK).touch(0o644)
+    if tree is None:
+        return
+    if tree.parent != root.resolve():
+        with contextlib.suppress(OSError):  # said by the program that finds no directory there
+            root.mkdir(parents=True, exist_ok=True)
+        done = runner.run([*own_argv(), "--version"], timeout_s=120, env={**os.environ, "SHIV_ROOT": str(root)})
+        if done.code != 0:
+            raise CommandError(f"cannot unpack llmgw into `{root}`", cause=done.last_line() or done.words())
+        tree = root / tree.name
+    with contextlib.suppress(OSError):
+        (tree / _LOCK).touch(0o644)
 
 
 def clean(root: Path = UNPACKED, lib: Path = LIB) -> list[str]:
