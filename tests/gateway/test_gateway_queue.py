@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Set
 from typing import Any
 
 import pytest
 from gateway_fakes import model, replica
 
-from llmgw.domain.routing import PickReason, RouteModel, RouteReplica, RouteTable
+from llmgw.domain.routing import PickReason, RouteModel, RouteReplica, RouteTable, choose
 from llmgw.gateway.balance import Balance
 from llmgw.gateway.errors import Answer
 from llmgw.gateway.settings import Options
@@ -214,3 +215,92 @@ def test_who_finds_the_queue_full_is_told_to_come_back_when_it_will_not_be() -> 
     for _ in range(40):
         pass_on(60.0)
     assert one_more() == "30", "it may be mistaken"
+
+
+class Walker(Asks):
+    """A request of the random walk."""
+
+    gone = False
+    of: RouteReplica | None = None
+
+    def start(self, model: RouteModel, replica: RouteReplica, reason: PickReason | None) -> None:
+        super().start(model, replica, reason)
+        self.of = replica
+
+
+def some_routes(rng: random.Random) -> list[RouteModel]:
+    """Anything a snapshot may say: aliases that are models' names, replicas that moved, no slots told."""
+    found = []
+    for name in rng.sample(("m", "n", "o"), rng.randrange(4)):
+        names = rng.sample([f"{name}#{number}" for number in range(4)], rng.randrange(4))
+        replicas = [
+            replica(rng.choice((1, 2)), each, slots=rng.randrange(3), ready=rng.random() < 0.8) for each in names
+        ]
+        aliases = tuple(rng.sample(("a", "b", "m", "n"), rng.randrange(2)))
+        state = rng.choice(("ready", "loading", "refused", "failed"))
+        found.append(model(*replicas, name=name, aliases=aliases, state=state))
+    return found
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_whatever_happens_every_slot_is_given_back_and_nobody_is_forgotten(seed: int) -> None:
+    for part in range(40):
+        _walk(random.Random(f"{seed}/{part}"))
+
+
+def _walk(rng: random.Random) -> None:
+    table = Table(queue=3, queue_timeout_s=5.0)
+    balance, every = table.balance, list[Walker]()
+
+    def ends(one: Walker) -> None:
+        assert one.of is not None
+        every.remove(one)
+        balance.release(one.model, one.of.replica_id, one.key_name)
+
+    for _ in range(60):
+        what = rng.random()
+        active = [each for each in every if each.at]
+        waiting = [each for each in every if not (each.at or each.status or each.gone)]
+        if what < 0.15:
+            table.apply(*some_routes(rng))
+        elif what < 0.5:
+            every.append(Walker(rng.choice("mnoab"), key_name=rng.choice("xy")))
+            balance.admit(every[-1])
+        elif what < 0.7 and active:
+            ends(rng.choice(active))
+        elif what < 0.8 and active:
+            one = rng.choice(active)
+            assert one.of is not None
+            table.fail(one, one.of)
+        elif what < 0.9 and waiting:
+            one = rng.choice(waiting)
+            one.gone = True
+            balance.leave(one)
+        else:
+            table.now += rng.choice((0.5, 1.5, 6.0))
+            balance.expire()
+            _nobody_waits_for_what_is_free(balance)
+        queues = balance._queues
+        queued = [each for queue in queues.values() for each, _ in queue.all()]
+        assert len(queued) == len(set(queued))
+        assert set(queued) == {each for each in every if not (each.at or each.status or each.gone)}
+        for name, queue in queues.items():
+            assert queue.size == len(queue.all())
+            assert queue.again == sum(1 for each, _ in queue.all() if each.tried)
+            assert all(balance.models[each.model_name].name == name for each, _ in queue.all())
+        assert sum(balance.in_flight.values()) == sum(1 for each in every if each.at)
+        assert min(balance.in_flight.values(), default=0) >= 0
+    for _ in range(2):
+        table.now += 100.0
+        balance.expire()
+        while active := [each for each in every if each.at]:
+            ends(active[0])
+    assert not balance.queued()
+    assert not any(balance.in_flight.values())
+    assert not balance.running()
+
+
+def _nobody_waits_for_what_is_free(balance: Balance) -> None:
+    for name, queue in balance._queues.items():
+        if queue.size > queue.again:
+            assert choose(balance.models[name], balance.in_flight, (), balance._ejected())[0] is None
