@@ -12,7 +12,19 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
-from gateway_fakes import FakeControl, Gateway, Scripted, ask, model, post, read_all, read_until, replica, wait_for
+from gateway_fakes import (
+    FakeControl,
+    Gateway,
+    Scripted,
+    ask,
+    dechunk,
+    model,
+    post,
+    read_all,
+    read_until,
+    replica,
+    wait_for,
+)
 
 from llmgw.domain.routing import RouteKey
 
@@ -197,3 +209,37 @@ def test_a_request_that_was_on_its_way_when_the_process_began_to_end_is_answered
         if all(b" 200 " in got and b"connection: close" in got for got in answers()):
             return
     raise AssertionError("no answer")
+
+
+# -- a stream whose only end is that of its connection
+
+
+@pytest.mark.parametrize(
+    ("path", "end"),
+    [
+        ("/v1/chat/completions", b"data: [DONE]\n\n"),
+        ("/v1/messages", b'event: message_stop\ndata: {"type":"message_stop"}\n\n'),
+        ("/v1/responses", b'event: response.completed\ndata: {"type":"response.completed"}\n\n'),
+    ],
+)
+@pytest.mark.parametrize("cut", [0, 10])
+def test_a_stream_is_complete_when_its_last_event_came_however_it_is_cut(
+    plane: Gateway, path: str, end: bytes, cut: int
+):
+    seen = threading.Event()
+    event = b'data: {"x":1}\n\n'
+
+    def act(sock: socket.socket, _request: bytes) -> None:
+        sock.sendall(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n" + event + end[:cut])
+        seen.wait(20)
+        sock.sendall(end[cut:])
+
+    plane.routes(model(replica(plane.scripted(act)), endpoints=(path,)))
+    with plane.connect() as sock:
+        sock.sendall(post(path, ask(stream=True, stream_options={"include_usage": True})))
+        got = read_until(sock, event + (end[:cut] if not cut else b""))
+        seen.set()
+        got += read_until(sock, b"0\r\n\r\n")
+    body, whole_one = dechunk(got.partition(b"\r\n\r\n")[2])
+    assert whole_one
+    assert body == event + end

@@ -15,6 +15,9 @@ from llmgw.gateway.usage import ManyTokens, Tokens, strip_usage
 _EVENT_END = b"\n\n\r\n"
 _EDGE = 64 << 10
 _USAGE = 4 << 10
+# how a stream of each API says that it is complete, and the longest of these
+_ENDS = (b"[DONE]", b"event: message_stop", b"event: response.completed")
+_END_MARK = 32
 _CUT_LIMIT = 64 << 10
 
 
@@ -79,7 +82,8 @@ class Serve(Asking):
             else:
                 self._clean = data.endswith(b"\n\n")
             if data:
-                self._tail = data
+                if not upstream.framed:
+                    self._tail = self._tail[-_END_MARK:] + data
                 count = data.count(b"data: {")
                 if count:
                     self.events += count
@@ -123,7 +127,7 @@ class Serve(Asking):
 
     def may_end_by_close(self) -> bool:
         """A stream that just stops is not a finished one."""
-        return not self._events or b"[DONE]" in self._tail or b"event: message_stop" in self._tail
+        return not self._events or any(mark in self._tail for mark in _ENDS)
 
     def resume(self) -> None:
         """The client has caught up: its own delay is not the engine's."""
