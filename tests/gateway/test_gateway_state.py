@@ -10,6 +10,8 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from gateway_fakes import (
@@ -27,6 +29,9 @@ from gateway_fakes import (
 )
 
 from llmgw.domain.routing import RouteKey
+from llmgw.gateway.plane import Plane
+from llmgw.gateway.protocol import Client
+from llmgw.gateway.settings import Options
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b"
 USAGE = b'{"usage":{"prompt_tokens":%d,"completion_tokens":%d}}'
@@ -243,3 +248,36 @@ def test_a_stream_is_complete_when_its_last_event_came_however_it_is_cut(
     body, whole_one = dechunk(got.partition(b"\r\n\r\n")[2])
     assert whole_one
     assert body == event + end
+
+
+# -- deadlines of heads
+
+
+def test_a_head_has_its_time_from_its_first_byte_and_no_more_however_it_trickles():
+    now = [0.0]
+    plane = Plane(Options(head_timeout_s=15.0, keepalive_s=75.0), "", lambda: now[0])
+    written: list[bytes] = []
+    transport: Any = SimpleNamespace(
+        get_extra_info=lambda _: None,
+        set_write_buffer_limits=lambda **_: None,
+        write=written.append,
+        can_write_eof=lambda: False,
+        is_closing=lambda: False,
+        close=lambda: None,
+    )
+    client = Client(plane)
+    client.connection_made(transport)
+    client.data_received(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+    now[0] = 74.9
+    client.data_received(b"GET /healthz HTTP/1.1\r\n")
+    now[0] = 80.0
+    client.check(now[0])
+    client.data_received(b"Host: x\r\n\r\n")
+    assert [each[:13] for each in written] == [b"HTTP/1.1 200 "] * 2
+    for now[0] in (100.0, 110.0, 114.9):
+        client.data_received(b"G")
+        client.check(now[0])
+    assert len(written) == 2
+    now[0] = 115.0
+    client.check(now[0])
+    assert written[2].startswith(b"HTTP/1.1 408 ")

@@ -63,7 +63,7 @@ class Client(asyncio.Protocol):
         self._relay: Relay | None = None
         self._deadline: float | None = None
         self._linger_until = 0.0
-        self._spilt = False
+        self._spilt = self._begun = False
         self._choked = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -247,10 +247,13 @@ class Client(asyncio.Protocol):
                 raise malformed("a line of the request head does not end in CR LF")
             if speaks_tls(buf):
                 raise malformed("this is TLS, and the gateway speaks plain HTTP here: use `http://`")
-            self._deadline = min(self._deadline or 0.0, self.plane.now() + options.head_timeout_s)
+            if not self._begun:
+                # what was left of the time between two requests is not this head's
+                self._begun = True
+                self._deadline = self.plane.now() + (_LAST_S if self.plane.draining else options.head_timeout_s)
             return False
         plane = self.plane
-        self._head = None
+        self._head, self._begun = None, False
         known, name, length = plane.heads.find(buf[: end + 2])
         self._buf = buf[end + 4 :] if len(buf) > end + 4 else b""
         self._known = known
