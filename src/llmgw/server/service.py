@@ -6,11 +6,13 @@ import contextlib
 import os
 import socket
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+import llmgw
 from llmgw.errors import CommandError, LlmgwError, UsageError
 from llmgw.system.files import make_dir
 
@@ -54,6 +56,8 @@ def install_service(file: Path | None, user: str, start: bool, only_print: bool)
         click.echo("this machine is not run by systemd, so nothing starts the server after a reboot")
         click.echo(f"put this into what your machine runs at boot: {' '.join(argv)} &")
         return
+    package = [] if unpacked.own_tree() else [Path(llmgw.__file__)]  # the one file is unpacked for the service below
+    refuse_homes([*(Path(part) for part in argv if part.startswith("/")), *package])
     runner = RealRunner()
     _make_user(runner, user)
     for path in _secrets(loaded):
@@ -78,6 +82,23 @@ def install_service(file: Path | None, user: str, start: bool, only_print: bool)
 
 
 COMMANDS = (install_service,)
+
+
+def refuse_homes(paths: Sequence[Path]) -> None:
+    """See that the service can reach what it runs from: home directories are closed to it (`ProtectHome`).
+
+    Raises:
+        UsageError: one lies in a home directory, or links into one.
+    """
+    for path in paths:
+        real = path.resolve()
+        if any(real.is_relative_to(home) for home in ("/home", "/root", "/run/user")):
+            raise UsageError(
+                f"the service could not reach `{path}`",
+                cause=f"{f'it is `{real}`, and ' if real != path else ''}home directories are closed to it",
+                hint="install llmgw elsewhere, such as the one file in `/usr/local/lib/llmgw` (docs/operating.md), "
+                "and keep server.yaml in `/etc/llmgw`",
+            )
 
 
 def _program() -> list[str]:
