@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import os
 import resource
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -73,3 +75,27 @@ def test_a_log_that_is_moved_away_or_removed_is_begun_anew_without_a_signal(tmp_
     write(b"4")
     assert path.read_text() == "4\n"
     log.reopen()
+
+
+def test_a_pipe_that_nobody_reads_holds_nothing_up(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    log = AccessLog(str(path))
+
+    def write() -> None:
+        for number in range(5):
+            for _ in range(1000):
+                log.add(b'{"id":"%05d"}' % number * 3)
+            log.flush()
+
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    writer = threading.Thread(target=write, daemon=True)
+    with caplog.at_level(logging.WARNING):
+        writer.start()
+        writer.join(10)
+        held_up = writer.is_alive()
+        os.close(reader)  # frees one that waits
+        writer.join(10)
+    log.reopen()
+    assert not held_up
+    assert "cannot be written" in caplog.text

@@ -26,6 +26,8 @@ _FLUSH_BYTES = 64 << 10
 _RECENT = 256
 _BATCH_ROWS = 500
 _DAY = 86_400
+# a pipe that nobody reads must not hold up the loop
+_HOW = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK
 
 
 class AccessLog:
@@ -63,7 +65,7 @@ class AccessLog:
         self._lines = []
         try:
             if self._file is None:
-                self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o640)
+                self._file = os.open(self._path, _HOW, 0o640)
             while data:
                 # a disk that becomes full takes a part
                 written = os.write(self._file, data)
