@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import yaml
@@ -11,7 +12,7 @@ from click.testing import Result
 from ctl_server import FAILED, HOSTILE, INSTALLING, NODES, REFUSAL, ROUTES, AdminServer, node
 
 from llmgw.ctl.text import escape
-from llmgw.errors import UsageError
+from llmgw.errors import ApiError, UsageError
 
 Ctl = Callable[..., Result]
 
@@ -199,6 +200,25 @@ def test_empty_listings_say_what_to_do(ctl: Ctl, admin: AdminServer) -> None:
 
 def test_the_nodes_are_what_the_server_gave(ctl: Ctl) -> None:
     assert json.loads(ctl("nodes", "-o", "json").output) == {"nodes": NODES}
+
+
+def test_a_log_goes_on_when_the_server_was_away_and_ends_with_its_replica(ctl: Ctl, admin: AdminServer) -> None:
+    away = {"error": {"code": "control-away", "message": "the control process is away", "cause": "", "hint": ""}}
+    gone = {"error": {"code": "not-found", "message": "there is no replica `qwen#0`", "cause": "", "hint": ""}}
+    steps: list[tuple[int, Any]] = [
+        (200, {"lines": ["one"], "cursor": "c1"}), (503, away), (503, away),
+        (200, {"lines": ["two"], "cursor": "c2"}), (404, gone),
+    ]  # fmt: skip
+    asked: list[str] = []
+
+    def answer(target: str, _: Any) -> tuple[int, Any]:
+        asked.append(target.partition("cursor=")[2])
+        return steps.pop(0)
+
+    admin.routes[("GET", "/api/v1/replicas/qwen%230/logs")] = answer
+    with pytest.raises(ApiError, match="there is no replica"):
+        ctl("logs", "qwen#0", "-f")
+    assert asked == ["", "c1", "c1", "c1", "c2"]
 
 
 def test_logs_of_the_previous_run_are_asked_for_and_cannot_be_followed(ctl: Ctl, admin: AdminServer) -> None:

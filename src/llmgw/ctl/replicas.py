@@ -12,9 +12,11 @@ from llmgw.ctl.output import Look, listing, output_option, stop_unless_read, wat
 from llmgw.ctl.session import Session, connection
 from llmgw.ctl.tables import Cell, render, shown, state_cell
 from llmgw.ctl.text import escape
-from llmgw.errors import UsageError
+from llmgw.errors import ApiError, Unreachable, UsageError
 
 _FOLLOW_S = 0.5
+# who is asked may come back: following goes on
+_AWAY = ("control-away", "node-away")
 
 
 @click.command()
@@ -81,6 +83,7 @@ def logs(session: Session, replica: str, lines: int, follow: bool, previous: boo
     query = f"lines={lines}" + ("&previous=true" if previous else "")
     data = client.get("replicas", replica, "logs", query=query)
     _show(data)
+    said = ""
     while follow:
         cursor = data.get("cursor")
         if not isinstance(cursor, str) or not cursor:
@@ -88,7 +91,17 @@ def logs(session: Session, replica: str, lines: int, follow: bool, previous: boo
         if not data.get("more"):
             session.clock.wait(threading.Event(), _FOLLOW_S)
         stop_unless_read()
-        data = client.get("replicas", replica, "logs", query=f"lines={lines}&cursor={quote(cursor, safe='')}")
+        try:
+            data = client.get("replicas", replica, "logs", query=f"lines={lines}&cursor={quote(cursor, safe='')}")
+            said = ""
+        except ApiError as error:
+            if not isinstance(error, Unreachable) and error.code not in _AWAY:
+                raise
+            if error.words() != said:  # once
+                said = error.words()
+                click.echo(f"error: {escape(said)}", err=True)
+            data = {"cursor": cursor}
+            continue
         if data.get("missed_bytes"):
             click.echo(f"({data['missed_bytes']} bytes were rotated away before they could be read)", err=True)
         if data.get("new_run"):
