@@ -193,6 +193,23 @@ def test_a_page_that_looks_on_does_not_hold_up_the_end(start: Callable[..., Gate
                 assert time.monotonic() - began < 10
 
 
+def test_who_waits_for_news_does_not_hold_up_the_end(start: Callable[..., Gateway]):
+    made = start("--drain-timeout", "60s")
+    with socket.socket(socket.AF_UNIX) as admin:
+        admin.bind(str(made.admin_path))
+        admin.listen()
+        with made.connect() as follower:
+            follower.sendall(b"GET /api/v1/events?wait=20 HTTP/1.1\r\nHost: x\r\n\r\n")
+            peer, _ = admin.accept()
+            with peer:
+                peer.recv(65536)
+                made.process.send_signal(signal.SIGTERM)
+                got = read_all(follower)
+                assert got.startswith(b"HTTP/1.1 503 ")
+                assert b"shutting_down" in got
+                assert made.process.wait(10) == 0
+
+
 def test_a_request_that_was_on_its_way_when_the_process_began_to_end_is_answered(start: Callable[..., Gateway]):
     def answers() -> list[bytes]:
         made = start()

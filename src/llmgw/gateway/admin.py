@@ -19,6 +19,7 @@ _HOP = frozenset(
 _OURS = frozenset((b"host", b"expect", b"forwarded", b"x-real-ip", b"x-request-id"))
 _VALUE = re.compile(rb"[\t\x20-\x7e\x80-\xff]*")
 _ANSWER_TIMEOUT_S = 60.0
+_PATIENCE_S = 2.0
 
 
 class AdminRelay(Relay):
@@ -35,6 +36,9 @@ class AdminRelay(Relay):
             if now - self.last > options.token_gap_timeout_s:
                 self.cancel()
                 self.client.abort()
+        elif self.plane.draining and not self._headed and self.head.method == "GET" and now - self.began > _PATIENCE_S:
+            # it waits for news: whoever asked asks again
+            self.give_up("this gateway process ends; ask again")
         elif not self._headed and now - self.began > _ANSWER_TIMEOUT_S:
             self._fail(self._away(f"it did not answer within {_ANSWER_TIMEOUT_S:g} s", 504))
 
