@@ -392,7 +392,10 @@ def model(
 def read_until(sock: socket.socket, mark: bytes) -> bytes:
     data = b""
     while mark not in data:
-        more = sock.recv(65536)
+        try:
+            more = sock.recv(65536)
+        except TimeoutError:
+            raise AssertionError(f"no {mark!r} came; so far {data[-2000:]!r}") from None
         if not more:
             break
         data += more
