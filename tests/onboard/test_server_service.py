@@ -81,3 +81,10 @@ def test_a_service_that_does_not_stay_up_is_told_in_its_own_words(make_node, pyz
     assert "error: the server is installed and does not stay up" in said
     assert "cause: cannot read `/etc/llmgw/closed/ca.pem`; Permission denied" in said
     assert "exit 1" in said
+
+    # another program at its address is not taken for it
+    node.sh(f"printf 'http: {{listen: 127.0.0.1:{port}}}\\n' >/etc/llmgw/server.yaml")
+    node.sh(f"/usr/bin/python3 -m http.server {port} --bind 127.0.0.1 >/dev/null 2>&1 &")
+    said = node.sh(f"{llmgw} server -c /etc/llmgw/server.yaml install-service --start 2>&1; echo exit $?")
+    assert f"cause: cannot listen on `127.0.0.1:{port}`; Address already in use" in said
+    assert "exit 1" in said

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from llmgw.system.commands import Runner
 
 _PATIENCE_S = 30.0
-_RESTARTS = 2
+_RESTARTS = 1
 _DEFAULT = Path("/etc/llmgw/server.yaml")
 
 
@@ -77,7 +77,7 @@ def install_service(file: Path | None, user: str, start: bool, only_print: bool)
     if not start:
         click.echo(f"installed `{unit}`; `systemctl start {layout.SERVER_UNIT}` starts it")
         return
-    _see_it_serve(runner, loaded.http.listen)
+    _see_it_serve(runner, loaded.http.listen, loaded.state_dir / "admin.sock")
     click.echo(f"installed `{unit}`; it serves `{loaded.http.listen}`")
 
 
@@ -162,8 +162,11 @@ def _own_directory(path: Path, user: str) -> None:
         )  # fmt: skip
 
 
-def _see_it_serve(runner: Runner, listen: HostPort) -> None:
+def _see_it_serve(runner: Runner, listen: HostPort, admin: Path) -> None:
     """Until somebody can connect to the server, or it is plain that nobody will.
+
+    Args:
+        admin: the control process's socket: who answers at `listen` may be another program.
 
     Raises:
         LlmgwError: with the server's own last words.
@@ -175,8 +178,10 @@ def _see_it_serve(runner: Runner, listen: HostPort) -> None:
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(listen.host, listen.host)  # noqa: S104  (asked, not listened on)
     deadline = time.monotonic() + _PATIENCE_S
     while time.monotonic() < deadline:
-        with contextlib.suppress(OSError), socket.create_connection((host, listen.port), 2.0):
-            return
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as own:
+            own.connect(str(admin))
+            with socket.create_connection((host, listen.port), 2.0):
+                return
         if _restarts(runner, layout.SERVER_UNIT) > _RESTARTS:
             break
         time.sleep(0.2)
