@@ -51,7 +51,8 @@ def test_embeddings_and_completions_and_the_model_list(make_cluster, release_dir
     cluster.start_server(engines={"llama.cpp": "b1"}, sources=[f"file://{release_dir}"])
     cluster.start_agent(model_dirs=[str(tiny_gguf.parent)])
     cluster.await_engine("ready")
-    cluster.apply(name="tiny", model="tiny.gguf", context=256, slots=1, aliases=["small"])
+    # more than the model is made for
+    cluster.apply(name="tiny", model="tiny.gguf", context=4096, slots=1, aliases=["small"])
     cluster.apply(name="vectors", model=embedding_gguf.name, context=256, slots=1, args=["--embeddings"])
     cluster.await_model("tiny")
     cluster.await_model("vectors")
@@ -63,7 +64,8 @@ def test_embeddings_and_completions_and_the_model_list(make_cluster, release_dir
     assert status == 200, data
     assert json.loads(data)["choices"][0]["text"].strip()
     models = json.loads(cluster.request("GET", "/v1/models")[1])["data"]
-    assert {(m["id"], m["state"]) for m in models} == {("tiny", "ready"), ("vectors", "ready")}
+    assert {(m["id"], m["state"], m["context"]) for m in models} == {("tiny", "ready", 2048), ("vectors", "ready", 256)}
+    assert "a request gets 2048 tokens of context, not the 4096 of the profile" in cluster.ctl("replicas").stdout
 
 
 def test_two_replicas_share_the_requests(make_cluster, release_dir, tiny_gguf):

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from supervise_fakes import Bench, ask, spec, status_of, wait_for
 
+from llmgw.agent.health import read_context
 from llmgw.agent.supervisor import Supervisor, SupervisorSettings
 from llmgw.agent.weights import Weights
 from llmgw.domain.engines import InstalledEngine
@@ -58,6 +59,37 @@ def test_a_real_engine_answers_its_key_is_adopted_and_stops(
     second.set_desired([], 1)
     assert wait_for(second, ReplicaState.STOPPED).words == "stopped (exited 0): no longer wanted here"
     assert bench.engine_pids() == []
+
+
+def test_less_context_than_was_asked_for_is_told_also_after_adoption(
+    bench: Bench, llama: Supervisor, again: Callable[[], Supervisor], tiny_gguf: Path
+) -> None:
+    llama.set_desired([spec(bench, engine="llama.cpp", engine_version="b1", model=str(tiny_gguf), context=8192)], 1)
+    ready = wait_for(llama, ReplicaState.READY, timeout_s=30)
+    assert ready.context == 2048
+    assert "; a request gets 2048 tokens of context, not the 8192 of the profile: " in ready.words
+    llama.detach()
+    adopted = wait_for(again(), ReplicaState.READY, timeout_s=30)
+    assert (adopted.pid, adopted.context, adopted.words) == (ready.pid, 2048, ready.words)
+
+
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        (b'{"a":[{"b":2048}]}', 2048),
+        (b'{"a":[{"b":0}]}', None),
+        (b'{"a":[{"b":true}]}', None),
+        (b'{"a":[{"b":"2048"}]}', None),
+        (b'{"a":[]}', None),
+        (b'{"a":{"0":7}}', None),
+        (b'{"a":3}', None),
+        (b"[" * 100_000, None),
+        (b"\xff", None),
+    ],
+)
+def test_context_is_read_where_an_engine_tells_it(body: bytes, found: int | None) -> None:
+    assert read_context(body, "/a/0/b") == found
+    assert read_context(body, "") is None
 
 
 def test_a_missing_model_is_told_in_the_engines_own_words(bench: Bench, llama: Supervisor) -> None:

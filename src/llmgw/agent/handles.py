@@ -75,6 +75,7 @@ class Handle:
     keeper_pid: int = 0
     keeper_ticks: int = 0
     gpu_free: Mapping[str, int] = field(factory=dict)
+    context_at: str = ""
 
     def identity(self) -> Identity:
         """The process to look for. A wrapper may replace itself by the engine until the engine was ready."""
@@ -143,6 +144,7 @@ def new_handle(
         start_deadline_s=spec.start_deadline_s,
         restarts=restarts,
         gpu_free=gpu_free,
+        context_at=launch.context_at,
     )
 
 

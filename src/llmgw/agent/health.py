@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable
 from enum import Enum
+from typing import Any
 
 from attrs import frozen
 
@@ -13,7 +15,7 @@ from llmgw.agent.child import Child
 from llmgw.agent.handles import Handle
 from llmgw.errors import HttpError
 from llmgw.system.clock import Clock
-from llmgw.system.http import Http
+from llmgw.system.http import Http, Response
 from llmgw.units import format_duration
 
 _ANSWER_LIMIT = 1 << 20
@@ -36,10 +38,11 @@ class Health(Enum):
 
 @frozen
 class Check:
-    """One answer, or the lack of one, in words."""
+    """One answer, or the lack of one, in words; `context` is what the engine says about it, in tokens for a request."""
 
     health: Health
     words: str
+    context: int | None = None
 
 
 def port_problem(handle: Handle, child: Child) -> Check | None:
@@ -76,7 +79,7 @@ def ask(http: Http, handle: Handle, child: Child, key: str, proven: bool) -> Che
     if not proven and (problem := port_problem(handle, child)):
         return problem
     try:
-        status = _status(http, url + path, timeout_s)
+        status = _get(http, url + path, timeout_s).status
     except HttpError as error:
         return Check(Health.SILENT, f"no answer on `{path}`: {error.cause or error.message}")
     if status != 200:
@@ -86,22 +89,40 @@ def ask(http: Http, handle: Handle, child: Child, key: str, proven: bool) -> Che
     if proven or not key or not handle.key_path:
         return Check(Health.READY, f"`{path}` answers 200")
     try:
-        status = _status(http, url + handle.key_path, handle.health_timeout_s, key)
+        answer = _get(http, url + handle.key_path, handle.health_timeout_s, key)
     except HttpError as error:
         return Check(Health.SILENT, f"no answer on `{handle.key_path}`: {error.cause or error.message}")
+    status = answer.status
     if status in (401, 403):
         return Check(Health.NOT_OURS, f"it refuses this replica's API key (`{handle.key_path}` answers {status})")
     if status != 200:
         return Check(Health.LOADING, f"`{handle.key_path}` answers {status}")
-    return Check(Health.READY, f"`{handle.key_path}` answers 200 to this replica's API key")
+    words = f"`{handle.key_path}` answers 200 to this replica's API key"
+    return Check(Health.READY, words, read_context(answer.body, handle.context_at))
 
 
-def _status(http: Http, url: str, timeout_s: float, key: str = "") -> int:
+def read_context(body: bytes, at: str) -> int | None:
+    """Tokens of context of one request in an engine's JSON answer, None where it does not say.
+
+    Args:
+        at: `Launch.context_at`.
+    """
+    if not at:
+        return None
+    try:
+        found: Any = json.loads(body)
+        for name in at.split("/")[1:]:
+            found = found[int(name)] if isinstance(found, list) else found[name]
+    except (ValueError, LookupError, TypeError, RecursionError):
+        return None
+    return found if type(found) is int and found > 0 else None
+
+
+def _get(http: Http, url: str, timeout_s: float, key: str = "") -> Response:
     headers = {"Authorization": f"Bearer {key}"} if key else None
-    answer = http.request(
+    return http.request(
         "GET", url, headers=headers, timeout_s=timeout_s, connect_timeout_s=timeout_s, max_bytes=_ANSWER_LIMIT
     )
-    return answer.status
 
 
 class Watch:

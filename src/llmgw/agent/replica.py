@@ -127,7 +127,7 @@ class Replica:
         if check.health is Health.READY:
             if not was_proven:
                 self._note_ready(run)
-            self._say(ReplicaState.READY, f"ready on {run.address}")
+            self._say(ReplicaState.READY, run.ready_words())
         elif run.proven or run.handle.ready:
             if check.health is Health.LOADING:
                 self._say(ReplicaState.LOADING, f"not ready any more: {check.words}")
@@ -194,7 +194,7 @@ class Replica:
             port=handle.port if handle else None,
             pid=handle.pid if handle else None,
             slots=about.slots if about else None,
-            context=about.context if about else None,
+            context=(self.run.context if self.run else None) or (about.context if about else None),
             restarts=self._restarts,
             exit_words=self._exit_words,
             last_log=self._last_log,

@@ -50,6 +50,7 @@ class Run:
         self.doubt = ""
         self.model = ""
         self.proven = False
+        self.context: int | None = None
         self.ready_since: float | None = None
         self.misses = 0
         self.last_words = ""
@@ -80,10 +81,21 @@ class Run:
             self.last_words = check.words
         if check.health is Health.READY:
             self.proven, self.unfit = True, ""
+            self.context = check.context or self.context
             if self.ready_since is None:
                 self.ready_since = now
         elif check.health is Health.NOT_OURS:
             self.unfit = check.words
+
+    def ready_words(self) -> str:
+        """What is said of it while it is ready."""
+        wanted = self.handle.context
+        if self.context is None or self.context >= wanted:
+            return f"ready on {self.address}"
+        return (
+            f"ready on {self.address}; a request gets {self.context} tokens of context, not the {wanted} of the "
+            "profile: the engine gives no more, probably since the model is made for no more"
+        )
 
     def look(self, now: float) -> None:
         """Look for signs of progress that need no answer: a growing log, growing memory, work. Rotates the log."""

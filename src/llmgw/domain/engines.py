@@ -303,6 +303,8 @@ class Launch:
         loading_statuses: statuses that mean "loading", not "failing".
         health_timeout_s: longer than the engine's own answer takes.
         key_path: GET on it needs the replica's key: proves that the process is ours.
+        context_at: where in the JSON answer to `key_path` the tokens of context of one request stand (RFC 6901), ""
+            where the engine does not tell.
         term_twice: the engine leaves at once on a second SIGTERM.
         key_env: environment variable that must hold the replica's key, for engines that read no key file; "" for none.
     """
@@ -315,3 +317,4 @@ class Launch:
     key_path: str = ""
     term_twice: bool = False
     key_env: str = ""
+    context_at: str = ""

@@ -178,19 +178,22 @@ def route(standing: Standing, endpoints: Sequence[str], created: int, leaving: C
         leaving: ids of replicas that finish what they have and get no new requests.
     """
     profile = standing.profile
-    heard = any(item.serves and not item.node_lost for item in standing.replicas)
+    serving = [item for item in standing.replicas if item.serves]
+    heard = any(not item.node_lost for item in serving)
+    # an engine may have made less of it: a client must not be promised what a replica does not have
+    told = [item.status.context for item in serving if item.status is not None]
     replicas = []
     for item in standing.replicas:
         if item.host is None or item.port is None:
             continue
-        told = item.status.slots if item.status is not None else None
+        slots = item.status.slots if item.status is not None else None
         replicas.append(
             RouteReplica(
                 replica_id=item.assignment.spec.replica_id,
                 node_id=item.assignment.node_id,
                 host=item.host,
                 port=item.port,
-                slots=told or profile.slots,
+                slots=slots or profile.slots,
                 ready=item.serves and not (item.node_lost and heard) and item.assignment.spec.replica_id not in leaving,
                 key=item.assignment.spec.api_key,
             )
@@ -208,7 +211,7 @@ def route(standing: Standing, endpoints: Sequence[str], created: int, leaving: C
         engine=profile.engine,
         state=standing.state,
         words=standing.words,
-        context=profile.context,
+        context=min([profile.context, *(context for context in told if context)]),
         endpoints=tuple(endpoints),
         replicas=tuple(replicas),
         created=created,

@@ -192,6 +192,7 @@ class LlamaCpp:
             env={**env, **plan.env},
             health_path="/health",
             key_path="/props",
+            context_at="/default_generation_settings/n_ctx",
             term_twice=True,
         )
 

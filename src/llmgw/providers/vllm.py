@@ -70,5 +70,6 @@ class Vllm(NamedOnly):
             env={**env, **plan.env},
             health_path="/health",
             key_path="/v1/models",
+            context_at="/data/0/max_model_len",
             key_env="VLLM_API_KEY",
         )
