@@ -124,6 +124,14 @@ class FrontProtocol(sslproto.SSLProtocol):
         me._sslobj = None
         me._extra.clear()
 
+    def _on_handshake_complete(self, handshake_exc: BaseException | None) -> None:
+        me: Any = self
+        if handshake_exc is not None and me._outgoing.pending and not me._transport.is_closing():
+            # asyncio keeps the alert to itself, and the other side sees a connection that ends for no reason
+            me._transport.write(me._outgoing.read())
+            me._transport.send_now()
+        super()._on_handshake_complete(handshake_exc)
+
     def _wakeup_waiter(self, exc: BaseException | None = None) -> None:
         if exc is not None:
             exc.__traceback__ = None
