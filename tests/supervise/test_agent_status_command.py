@@ -41,7 +41,10 @@ def test_an_agent_that_is_gone_is_not_called_connected(config: Path) -> None:
 
 
 def test_the_file_is_named_after_the_word_status_too(config: Path) -> None:
-    with subprocess.Popen([sys.executable, "-c", "input()", "agent"], stdin=subprocess.PIPE) as running:
+    argv = [sys.executable, "-c", "print(flush=True); input()", "agent"]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as running:
+        assert running.stdout is not None
+        running.stdout.readline()  # for an instant after its start a process has no command line
         said = told(config, running.pid)
         running.communicate(b"\n")
     assert said.splitlines() == [

@@ -163,7 +163,7 @@ def _own_directory(path: Path, user: str) -> None:
 
 
 def _see_it_serve(runner: Runner, listen: HostPort, admin: Path) -> None:
-    """Until somebody can connect to the server, or it is plain that nobody will.
+    """Until somebody can connect to the server just started, or it is plain that nobody will.
 
     Args:
         admin: the control process's socket: who answers at `listen` may be another program.
@@ -175,6 +175,8 @@ def _see_it_serve(runner: Runner, listen: HostPort, admin: Path) -> None:
 
     if not listen.port:
         return  # any free one: the log says which
+    # what the one before did and said is over
+    before, heard = _restarts(runner, layout.SERVER_UNIT), _journal_end(runner)
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(listen.host, listen.host)  # noqa: S104  (asked, not listened on)
     deadline = time.monotonic() + _PATIENCE_S
     while time.monotonic() < deadline:
@@ -182,10 +184,10 @@ def _see_it_serve(runner: Runner, listen: HostPort, admin: Path) -> None:
             own.connect(str(admin))
             with socket.create_connection((host, listen.port), 2.0):
                 return
-        if _restarts(runner, layout.SERVER_UNIT) > _RESTARTS:
+        if _restarts(runner, layout.SERVER_UNIT) > before + _RESTARTS:
             break
         time.sleep(0.2)
-    asked = ["journalctl", "-q", "-u", layout.SERVER_UNIT, "-n", "60", "--no-pager", "-o", "cat"]
+    asked = ["journalctl", "-q", "-u", layout.SERVER_UNIT, "-n", "60", "--no-pager", "-o", "cat", *heard]
     raise LlmgwError(
         "the server is installed and does not stay up",
         cause=_last_words(runner.run(asked, timeout_s=30).stdout.splitlines()),
@@ -202,6 +204,13 @@ def _last_words(lines: list[str]) -> str:
         elif found and line.startswith(("cause: ", "hint: ")):
             found.append(line.partition(": ")[2])
     return "; ".join(found) or next((line for line in reversed(lines) if line.strip()), "it said nothing")
+
+
+def _journal_end(runner: Runner) -> list[str]:
+    """Options of `journalctl` for what comes from now on; none where that cannot be told."""
+    said = runner.run(["journalctl", "-n", "1", "--show-cursor", "--no-pager", "-o", "cat"], timeout_s=30).stdout
+    found = said.rpartition("-- cursor: ")[2].strip() if "-- cursor: " in said else ""
+    return [f"--after-cursor={found}"] if found else []
 
 
 def _restarts(runner: Runner, unit: str) -> int:
