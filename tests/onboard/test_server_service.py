@@ -55,16 +55,20 @@ def test_the_server_serves_as_a_service_with_everything_on(make_node, pyz, tmp_p
     node.sh(f"curl -s http://127.0.0.1:{http}/v1/nothing; {until('[ -s /var/log/llmgw/access.log ]')}")
 
     # killed, it comes back, and somebody answers all the time
+    epoch = f"{ctl} status | grep '^Epoch'"
+    before = node.sh(epoch).strip()
     pid = node.sh("systemctl show -p MainPID --value llmgw-server").strip()
     ask = f"curl -s -o /dev/null -w '%{{http_code}}\\n' http://127.0.0.1:{http}/healthz"
     codes = node.sh(f"kill -9 {pid}; for i in $(seq 60); do {ask}; sleep 0.1; done | sort -u")
     assert codes.split() == ["200"]
-    node.sh(until(f"{ctl} status | grep -q '^Epoch *2'"))
+    node.sh(
+        until(f"{epoch} | grep -qv '^{before}$'", "systemctl status llmgw-server; journalctl -n 60 -u llmgw-server")
+    )
 
 
-def until(condition: str) -> str:
-    """A script that waits for a command to succeed."""
-    return f"for i in $(seq 300); do {condition} && exit 0; sleep 0.1; done; exit 1"
+def until(condition: str, otherwise: str = "true") -> str:
+    """A script that waits for a command to succeed; when it never does it shows what `otherwise` says."""
+    return f"for i in $(seq 300); do {condition} && exit 0; sleep 0.1; done; {otherwise}; exit 1"
 
 
 def test_a_service_that_does_not_stay_up_is_told_in_its_own_words(make_node, pyz):
