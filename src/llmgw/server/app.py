@@ -34,6 +34,8 @@ log = logging.getLogger("llmgw.server")
 
 DRAIN_S = 30.0
 SURVIVORS_S = 2.5
+# gateways try again at least every 2 s, on a busy machine later: who holds the address may still be one of them
+LATE_SURVIVORS_S = 5.0
 INTERVAL_S = 5.0
 
 
@@ -271,7 +273,7 @@ def _take_address(settings: ServerSettings, workers: Workers) -> None:
     try:
         check_free(listen.host, listen.port)
     except AddressInUse:
-        if not workers.adopt(SURVIVORS_S):
+        if not workers.adopt(SURVIVORS_S) and not workers.adopt(LATE_SURVIVORS_S):
             raise
 
 
