@@ -6,14 +6,16 @@ import json
 import random
 import socket
 import time
+import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 from gateway_fakes import Gateway, ask, dechunk, model, post, read_until, replica, wait_for
 
 from llmgw.domain.routing import RouteKey
-from llmgw.gateway.bodies import read_asked
+from llmgw.gateway.bodies import Asked, read_asked
 from llmgw.gateway.usage import ManyTokens, passed_on
 
 TIMINGS = '"timings":{"cache_n":0,"prompt_n":21,"predicted_n":%d}'
@@ -51,6 +53,7 @@ NO_LAST = event("a", 0, usage(21, 1, False)) + event("b", 1, usage(21, 2, False)
         (3, AS_IT_GOES, (21, 9)),
         (3, NO_LAST, (21, 2)),
         (2, event("a", 0), (None, None)),
+        (2, b'data: {"choices":[],"usage":{"completion_tokens":4}}\n\n', (None, 4)),
     ],
 )
 def test_the_tokens_of_all_choices_count_wherever_a_stream_is_cut(
@@ -95,6 +98,17 @@ def test_one_that_breaks_off_after_its_first_choice_has_what_was_passed_on() -> 
 def test_what_has_several_answers_is_known_by_its_request(body: dict[str, Any], several: int) -> None:
     for indent in (None, 1):
         assert read_asked(json.dumps({"model": "m", **body}, indent=indent).encode()).several() == several
+
+
+@pytest.mark.parametrize("piece", [b"a", b"\\n", b'\\"'])
+def test_a_huge_prompt_costs_no_memory_to_look_at(piece: bytes) -> None:
+    asked = Asked(prompt=msgspec.Raw(b'["' + piece * 1_000_000 + b'"]'))
+    tracemalloc.start()
+    try:
+        assert asked.several() == 0
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize("asked", [True, False], ids=["usage asked for", "not"])

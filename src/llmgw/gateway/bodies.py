@@ -108,8 +108,8 @@ class Asked(msgspec.Struct, gc=False):
         return choices if choices > 1 or _PROMPTS.match(self.prompt) else 0
 
 
-# several texts, or several lists of tokens
-_PROMPTS = re.compile(rb'\[\s*(?:"(?:[^"\\]|\\.)*"|\[[^\]]*\])\s*,', re.DOTALL)
+# several texts, or several lists of tokens; possessive: one that may go back keeps 120 bytes for each byte of text
+_PROMPTS = re.compile(rb'\[\s*+(?:"(?:[^"\\]++|\\.)*+"|\[[^\]]*+\])\s*+,', re.DOTALL)
 _DECODER = msgspec.json.Decoder(Asked)
 _UNREADABLE = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
 

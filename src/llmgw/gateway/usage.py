@@ -103,7 +103,7 @@ class ManyTokens(Tokens):
         stream: `read` gets the parts of an event stream, none twice; else the whole answer.
     """
 
-    __slots__ = ("_choices", "_rest", "_stream", "_told", "of")
+    __slots__ = ("_choices", "_completions", "_prompts", "_rest", "_stream", "_told", "of")
 
     def __init__(self, choices: int, stream: bool) -> None:
         super().__init__()
@@ -111,7 +111,8 @@ class ManyTokens(Tokens):
         self._choices = choices
         self._stream = stream
         self._rest = b""
-        self._told = (0, 0)
+        self._told = False
+        self._prompts = self._completions = 0
 
     def read(self, data: bytes) -> None:
         """See `Tokens.read`."""
@@ -126,18 +127,19 @@ class ManyTokens(Tokens):
             if b'"usage"' not in event:
                 continue
             if b'"timings"' not in event and not _EMPTY_CHOICES.search(event):
-                if self._told == (0, 0):
+                if not self._told:
                     super().read(event)  # of all so far, from an engine that tells as it goes
                 continue
             said = Tokens()
             said.read(event)
-            prompt, completion = self._told
-            self._told = prompt + (said.prompt or 0), completion + (said.completion or 0)
-            self.prompt, self.completion = self._prompt(said.prompt), self._told[1]
-
-    def _prompt(self, last: int | None) -> int:
-        # the events of one prompt say the same; of an engine that counts all in one event there is nothing to divide
-        return max(last or 0, self._told[0] // self._choices)
+            self._told = True
+            if said.prompt is not None:
+                # events of one prompt's choices say the same; where one event tells of all there is nothing to divide
+                self._prompts += said.prompt
+                self.prompt = max(said.prompt, self._prompts // self._choices)
+            if said.completion is not None:
+                self._completions += said.completion
+                self.completion = self._completions
 
 
 def passed_on(path: str, events: int, tokens: Tokens | None) -> int:
