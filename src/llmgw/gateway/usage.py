@@ -7,7 +7,7 @@ from typing import Annotated
 
 import msgspec
 
-_OBJECT = re.compile(rb'"(?:usage|timings)"[ \t]*:[ \t]*(\{(?:[^{}]|\{[^{}]*\})*\})')
+_OBJECT = re.compile(rb'"(?:usage|timings)"[ \t]*:[ \t]*(\{(?:[^{}]++|\{[^{}]*+\})*+\})')
 _EMPTY_CHOICES = re.compile(rb'"choices"[ \t]*:[ \t]*\[[ \t]*\]')
 _REST = 64 << 10
 _OPTIONS = re.compile(rb'"stream_options"')
